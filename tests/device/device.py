@@ -361,7 +361,7 @@ SHORT8, WIDE = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a", "fwd_wide_f16_d512_64x
 MLA = "fwd_wide_f16_d576_64x64_s2_mla_sm90a"
 BWD_MMA, BWD_SHORT = "bwd_mma_f16_d64_128x32_s2_w32_sm80", "bwd_short_f16_d64_128x64_s4_sm90a"
 BWD_WGMMA, BWD_PAIR = "bwd_wgmma_f16_d64_128x128_s2_sm90a", "bwd_wgmma_f16_d128_64x128_s2_pair_sm90a"
-NARROW = "fwd_wgmma_bf16_d64_128x128_s5_paged_kv8_sm90a"
+NARROW = "fwd_wgmma_bf16_d64_128x128_s3_paged_kv8_sm90a"
 MMA8, DECODE = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", "fwd_decode_f16_d64_8x64_s4_sm90a"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
 LAST_BYTES_BEFORE_CLUSTER = r"(expect_tx\S+ _, \[%r\d+\]), %r\d+;(?=(?:(?!expect_tx)[\s\S])*barrier\.cluster\.arrive)"

@@ -13,11 +13,12 @@
  * See README.md.
  *
  * Parameters: DIM (64, 128 or 256; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1,
- * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), DQ_RED=1 (dQ goes to global memory
- * from registers, direct_dq.cuh), PAIR=1 (two CTAs sum dQ of their keys together, paired_keys.cuh or, of DIM 256 and
- * with DQ_RED=1, paired_dims.cuh).
+ * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work
+ * may take of L2), DQ_RED=1 (dQ goes to global memory from registers, direct_dq.cuh), PAIR=1 (two CTAs sum dQ of their
+ * keys together, paired_keys.cuh or, of DIM 256 and with DQ_RED=1, paired_dims.cuh), CONVERT=1 (dQ is converted by the
+ * CTA that adds the last sums, converted_dq.cuh).
  *
- * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 */
+ * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 CONVERT=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef PACKED
@@ -31,6 +32,9 @@
 #endif
 #ifndef PAIR
 #define PAIR 0
+#endif
+#ifndef CONVERT
+#define CONVERT 0
 #endif
 /* Both warpgroups have the same keys: dK and dV of 128 do not fit the register file. */
 #define SHARED_KEYS (DIM == 256)
@@ -57,10 +61,10 @@ enum {
     ADDERS = 2, /* threads that add dQ up, one even and one odd visits' */
     KV_TILE = (SHARED_KEYS ? 1 : CONSUMERS) * GROUP_KEYS,
     BOX_KEYS = SPREAD_KEYS ? GROUP_KEYS : KV_TILE, /* that the copy engine brings at a time */
-    WORK_CTAS = PAIR ? 2 : 1, /* of a work tile: a cluster, each with a key tile */
+    WORK_CTAS = PAIR ? 2 : 1,                      /* of a work tile: a cluster, each with a key tile */
     WORK_KEYS = WORK_CTAS * KV_TILE,
     THREADS = 128 * (CONSUMERS + 1),
-    STAGES = 2,                      /* of Q and dO */
+    STAGES = 2,     /* of Q and dO */
     WORK_SLOTS = 3, /* of work tiles: the producer is at the next one, sums of the one before are stored */
     DS_STAGES = SHARED_KEYS ? 1 : 2, /* of dS: warpgroups may be that far apart */
     KV_PANEL_BYTES = KV_TILE * PANEL_ROW_BYTES,
@@ -96,6 +100,9 @@ typedef struct key_work {
     int32_t kv_head, entry;
     int32_t q_begin, q_len, kv_begin, kv_len;
     int32_t tile_first, tile_end; /* query tiles of the entry, visited from the last to the first */
+#if CONVERT
+    int32_t first_tile; /* of the entry, among those of a head in the workspace */
+#endif
 #if SPREAD_KEYS
     uint32_t round; /* of which it is the work */
     group_visits groups[CONSUMERS];
@@ -112,6 +119,32 @@ typedef struct dq_place {
     int32_t *visits;
     int32_t unused[2];
 } dq_place;
+
+/* Parts of dQ that a CTA of the last kernel looks at: where the kernel before has converted them, few are left. */
+VISIBLE_FUNCTION int bwd_parts_at_once(int atomics)
+{
+    return CONVERT && !atomics ? 8 : 1;
+}
+
+/* What a query head has in the workspace of one of its tiles. */
+typedef struct tile_results {
+    int32_t *visits; /* of a pair, one for each of its CTAs */
+    float *stats, *dq;
+    uint64_t *spoilt; /* with CONVERT, of a part of dQ each */
+} tile_results;
+
+/* Of the warp that converts dQ, which has no registers to keep it: where it is, and a part, 64 rows by 64 columns. */
+typedef struct converter_state {
+    tile_results results; /* of the first tile of head 0 */
+    int32_t tiles;        /* of a head, in the workspace */
+    uint32_t round;       /* of the work tile after that at hand */
+    int32_t tile, head, part, turns;
+    float *from;
+    char *to;
+    uint64_t *spoilt;
+    int64_t stride;        /* of the gradient's rows, in elements */
+    int32_t rows, columns; /* of the gradient, from the part's first ones on; 0 rows: there is no more */
+} converter_state;
 
 /* What lies where in shared memory; the device's loads want each tile at a multiple of 1024 bytes. */
 typedef struct shared_memory {
@@ -151,11 +184,14 @@ typedef struct shared_memory {
     __attribute__((aligned(16))) uint32_t ticket[4]; /* told to the second CTA */
     uint64_t ticket_full, ticket_empty;
 #endif
-    key_work work[WORK_SLOTS]; /* of round r that in r % WORK_SLOTS */
+    key_work work[WORK_SLOTS];                   /* of round r that in r % WORK_SLOTS */
     int32_t key_rows[CONSUMERS * GROUP_KEYS][2]; /* the rows that see a key of a warpgroup, [first, end) */
     uint64_t kv_full, kv_empty;                  /* K, V and the work tile */
     uint64_t q_full[STAGES], q_empty[STAGES], do_full[STAGES], do_empty[STAGES];
     uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];
+#if CONVERT
+    converter_state converter;
+#endif
 #if !DQ_RED
     uint64_t dq_full[ADDERS * (PAIR ? 1 : CONSUMERS)], dq_empty[CONSUMERS];
 #endif
@@ -200,23 +236,18 @@ static_assert(DQ_RED == 0 || DQ_RED == 1, "DQ_RED: 0 or 1");
 static_assert(PAIR == 0 || (PAIR == 1 && DQ_RED == SHARED_KEYS && (DIM != 64 || KEYS_IN_REGISTERS)),
               "PAIR: 0, or at DIM 64, with K and V in registers, 128 and, with DQ_RED, 256 1");
 static_assert(PAIR == 1 || DIM != 128, "PAIR: at DIM 128 1");
+static_assert(CONVERT == 0 || (CONVERT == 1 && !SHARED_KEYS), "CONVERT: 0, or to DIM 128 1");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
 /* ---- Workspace ---- */
 
-/* What a query head has in the workspace of one of its tiles. */
-typedef struct tile_results {
-    int32_t *visits; /* of a pair, one for each of its CTAs */
-    float *stats, *dq;
-} tile_results;
-
 DEV tile_results results_of(const fwd_args &a, int head, int tile)
 {
-    const bwd_workspace w = bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM, WORK_CTAS);
+    const bwd_workspace w = bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM, WORK_CTAS, CONVERT * DQ_PARTS);
     char *const base = (char *)a.workspace;
     const int64_t at = (int64_t)head * w.tiles + tile;
     return {(int32_t *)(base + w.visits) + at * WORK_CTAS, (float *)(base + w.stats) + at * (2 * Q_TILE),
-            (float *)(base + w.dq) + at * (Q_TILE * DIM)};
+            (float *)(base + w.dq) + at * (Q_TILE * DIM), (uint64_t *)(base + w.rows) + at * DQ_PARTS};
 }
 
 /* The same value, of which the compiler keeps nothing over a loop that follows from it: it lacks the registers. */
@@ -237,7 +268,7 @@ DEV uint32_t count_key_tiles(const fwd_args &a)
 DEV char *spoilt_of(const fwd_args &a, int entry, int kv_head, int tile)
 {
     const uint32_t number = (entry * a.kv_heads + kv_head) * count_key_tiles(a) + tile;
-    return (char *)a.workspace + bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM, WORK_CTAS).spoilt +
+    return (char *)a.workspace + bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM, WORK_CTAS, CONVERT * DQ_PARTS).spoilt +
            (int64_t)number * BWD_SPOILT_BYTES;
 }
 
@@ -301,12 +332,13 @@ DEV uint32_t heads_at_once(const fwd_args &a)
 
 #if SPREAD_KEYS
 
-/* Of the visits of a work tile, from its last query tile to its first, those of a warpgroup whose keys begin with `key`.
- * The first visit is done whole whatever its rows see: it stores sums to which the others add. */
+/* What the visits of a work tile, from its last query tile to its first, are to the warpgroup whose keys begin with
+ * `key`. The first one is done whole whatever its rows see: it stores sums to which the others add. */
 DEV group_visits visits_of_group(const fwd_args &a, const visible_entry &e, const key_work &w, int key)
 {
     const visible_rows rows = visible_to_keys(e, key, GROUP_KEYS);
-    const bool is_seen = rows.first < rows.end, is_cut = key + GROUP_KEYS > e.kv_len;
+    const bool is_seen = rows.first < rows.end;
+    const bool is_cut = key + GROUP_KEYS > e.kv_len;
     const int first = is_seen ? rows.first / Q_TILE : w.tile_end,
               has_cut = QUERY_PARTS == 2 && rows.first % Q_TILE >= PART_QUERIES && first + 1 < w.tile_end,
               full_first = (rows.full_first + Q_TILE - 1) / Q_TILE,
@@ -479,8 +511,8 @@ DEV void load_keys(const fwd_maps &maps, uint32_t smem, const key_work *w, int r
         load_key_boxes(ADDRESS(smem, v), &maps.v, smem, w);
 }
 
-/* Behind the first work tile Q and dO of the first visits come before the keys: their places are free sooner. So is V's,
- * which the last visits' dQ does not read. */
+/* Behind the first work tile Q and dO of the first visits come before the keys: their places are free sooner. So is
+ * that of V, which the last visits' dQ does not read. */
 DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shared_memory *shared)
 {
     const fwd_args &a = args.fwd;
@@ -502,10 +534,12 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
         slot->round = round;
 #pragma unroll 1
         for (int group = 0; group < CONSUMERS; group++)
-            slot->groups[group] =
-                visits_of_group(a, entry_of(a, *slot), *slot, key_of(kv_tile, group * GROUP_KEYS));
+            slot->groups[group] = visits_of_group(a, entry_of(a, *slot), *slot, key_of(kv_tile, group * GROUP_KEYS));
 #endif
         const int first_tile = bwd_first_tile(&a, slot->entry, Q_TILE), visits = count_visits(a, *slot);
+#if CONVERT
+        slot->first_tile = first_tile;
+#endif
         int tile = slot->tile_end - 1, head = slot->kv_head * a.group;
 #pragma unroll 1
         for (int left = visits, before_keys = round == 0 ? 0 : min(visits, STAGES);; left--, before_keys--) {
@@ -564,7 +598,7 @@ DEV void add_dq(uint32_t smem, int use, int turn, int32_t *visits, float *dq, bo
 }
 #endif
 
-/* adder: of the threads; it adds every ADDERS-th visit's. */
+/* adder: the thread's number; it adds every ADDERS-th visit's. */
 DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory *shared, int adder)
 {
     const fwd_args &a = args.fwd;
@@ -579,7 +613,7 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
         const int first_head = w->kv_head * a.group, first_tile = bwd_first_tile(&a, w->entry, Q_TILE);
         int tile = w->tile_end, head = first_head + a.group - 1, turn = ANY_ORDER, left = count_visits(a, *w);
         if (!SHARED_KEYS && (!DQ_OVER_V || left <= (use + adder) % ADDERS))
-            barrier_arrive(ADDRESS(smem, kv_empty)); /* the work tile is read no more, nor dQ of it in V's place */
+            barrier_arrive(ADDRESS(smem, kv_empty)); /* the one before is read no more, nor is dQ in V's place */
 #pragma unroll 1
         for (; left > 0; left--) {
             if (++head == first_head + a.group) {
@@ -600,6 +634,10 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
     bulk_wait_done();
 }
 
+#endif
+
+#if CONVERT
+#include "cuda/kernels/bwd_wgmma/converted_dq.cuh"
 #endif
 
 /* ---- Consumers: a warpgroup each. Arrays are in registers, as device/isa/wgmma.cuh says; rows are keys. ---- */
@@ -914,7 +952,7 @@ DEV int64_t key_gradient_index(const key_work &w, const fwd_strides &stride, int
 DEV void init_barriers(uint32_t smem)
 {
     barrier_init(ADDRESS(smem, kv_full), 1);
-    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + (DQ_RED ? 1 + PAIR : ADDERS));
+    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + (DQ_RED ? 1 + PAIR : ADDERS + CONVERT));
 #if PAIR
     barrier_init(ADDRESS(smem, ticket_full), 1);
     barrier_init(ADDRESS(smem, ticket_empty), 1);
@@ -996,6 +1034,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #else
         if (threadIdx.x == WARP_THREADS || threadIdx.x == 2 * WARP_THREADS)
             accumulate_dq(args, smem, shared, threadIdx.x / WARP_THREADS - 1);
+#if CONVERT
+        if (threadIdx.x >= 3 * WARP_THREADS)
+            convert_dq(args, smem, shared, threadIdx.x % WARP_THREADS);
+#endif
 #endif
 #if PAIR
         __syncwarp();
@@ -1020,6 +1062,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- The third kernel: a CTA a part of dQ; grid {DQ_PARTS * tiles, query heads, entries}. Where the rule hides
  * something, CTAs of a tile of keys each follow those of queries: the heads of a group share the key head's. ---- */
+
+#if CONVERT
+
+/* Whether the lane's part of a head's dQ, that of the number `part`, is not what it has to be yet; is_any: none is. */
+DEV bool is_unfinished(const fwd_args &a, const line_head &of, int part, bool is_any)
+{
+    const int tile = part / DQ_PARTS;
+    if (tile * Q_TILE >= of.rows.q_len || is_any)
+        return tile * Q_TILE < of.rows.q_len;
+    const visible_tiles seen = key_tiles_of(of.entry, tile);
+    return seen.first >= seen.end ||
+           results_of(a, of.head, bwd_first_tile(&a, of.batch, Q_TILE) + tile).spoilt[part % DQ_PARTS] != 0;
+}
+
+#endif
 
 /* Scales the sums of a part of a tile's dQ and stores them. */
 DEV void finish_dq(const bwd_args &args, const line_head &of, int tile, int part)
@@ -1072,7 +1129,8 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
     NAME_WITH(KERNEL_NAME, _finish)(const __grid_constant__ bwd_args args)
 {
     const fwd_args &a = args.fwd;
-    const int number = blockIdx.x, ctas = DQ_PARTS * bwd_tiles(&a, Q_TILE), head = blockIdx.y, entry = blockIdx.z;
+    const int number = blockIdx.x, at_once = bwd_parts_at_once(args.atomics),
+              ctas = (DQ_PARTS * bwd_tiles(&a, Q_TILE) + at_once - 1) / at_once, head = blockIdx.y, entry = blockIdx.z;
     wait_for_previous_kernel();
     allow_next_kernel();
     if (args.dsinks != nullptr && blockIdx.x == 0 && entry == 0)
@@ -1080,8 +1138,18 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
     line_head of = {find_sequence(a, entry), {}, entry, head};
     of.entry = entry_of(a, of.rows);
     if (number < ctas) {
+#if CONVERT
+        const int lane = threadIdx.x % WARP_THREADS;
+        unsigned unfinished =
+            __ballot_sync(~0u, lane < at_once && is_unfinished(a, of, number * at_once + lane, at_once == 1));
+#pragma unroll 1
+        for (int part = number * at_once; unfinished != 0; part++, unfinished >>= 1)
+            if (unfinished & 1)
+                finish_dq(args, of, part / DQ_PARTS, part % DQ_PARTS);
+#else
         if (number / DQ_PARTS * Q_TILE < of.rows.q_len)
             finish_dq(args, of, number / DQ_PARTS, number % DQ_PARTS);
+#endif
         return;
     }
     of.head = head / a.group;
@@ -1132,7 +1200,7 @@ static size_t workspace(const acr_problem *problem, const acr__device *device)
                            .q_len = (int32_t)problem->q_len,
                            .kv_len = (int32_t)problem->kv_len};
     (void)device;
-    return (size_t)bwd_workspace_of(&args, Q_TILE, KV_TILE, DIM, WORK_CTAS).bytes;
+    return (size_t)bwd_workspace_of(&args, Q_TILE, KV_TILE, DIM, WORK_CTAS, CONVERT * DQ_PARTS).bytes;
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
@@ -1156,7 +1224,8 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
 {
     const int64_t group = problem->q_heads / problem->kv_heads;
     shape_prepare(problem, device, launch);
-    launch->grid[0] *= DQ_PARTS;
+    const uint32_t at_once = (uint32_t)bwd_parts_at_once((problem->flags & ACR_FAST_ATOMICS) != 0);
+    launch->grid[0] = (launch->grid[0] * DQ_PARTS + at_once - 1) / at_once;
     if (visible_is_limited(acr__longest_entry(problem).rule))
         launch->grid[0] += (uint32_t)((count_key_tiles(problem) + group - 1) / group);
     launch->block = FINISH_THREADS;
@@ -1171,11 +1240,11 @@ static double cost(const acr_problem *problem, const acr__device *device)
     typedef struct fitted_cycles {
         double visit, tile, turn;
     } fitted_cycles;
-    static const fitted_cycles alone[] = {{4750, 7700, 3100}, {4500, 8600, 3300}, {7550, 21200, 4100}}, /* DIM 64.. */
-        pairs[] = {{4250, 12000, 4000}, {3800, 14400, 3300}, {4000, 17600, 5500}};
-    const fitted_cycles fitted = (PAIR ? pairs : alone)[DIM / 128];
-    const double visit_cycles = fitted.visit +
-                                (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* without a cap, too: other lines serve those */
+    static const fitted_cycles alone[] = {{4750, 7700, 3100}, {7550, 21200, 4100}}, /* of DIM 64 and 256 */
+        pairs[] = {{4500, 9600, 5000}, {3900, 10400, 3000}, {4000, 17600, 5500}};
+    const fitted_cycles fitted = PAIR ? pairs[DIM / 128] : alone[DIM / 256];
+    const double visit_cycles =
+        fitted.visit + (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* without a cap, too: other lines serve those */
     const visible_entry entry = acr__longest_entry(problem);
     const double heads = (double)(problem->batch * problem->kv_heads),
                  group = (double)(problem->q_heads / problem->kv_heads);

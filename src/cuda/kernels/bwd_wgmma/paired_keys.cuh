@@ -1,8 +1,9 @@
-/* Two CTAs, a cluster, own two neighbouring key tiles of a head (PAIR, head dims to 128) and visit the same query
- * tiles at about the same time. Each computes S, dP, dV and dK of its own keys as own_keys.cuh says; of dQ it sums half
- * over the keys of both, so that half as much of dQ leaves it: of DIM 64 half of the queries, else half of the dims.
- * For that each copies its dS of those queries into the other's shared memory. A piece of bwd_wgmma.cu, which includes
- * it.
+/* Two CTAs, a cluster, own 256 neighbouring keys of a head (PAIR, head dims to 128), each two of their four blocks of
+ * 64 (key_of), and visit the same query tiles at about the same time. Each computes S, dP, dV and dK of its own keys as
+ * own_keys.cuh says; a warpgroup whose block no row of a query tile sees leaves its products out and gives zeros for
+ * dS. Of dQ each sums half over the keys of both, so that half as much of dQ leaves it: of DIM 64 half of the queries,
+ * else half of the dims. For that each copies its dS of those queries into the other's shared memory. A piece of
+ * bwd_wgmma.cu, which includes it.
  *
  * dQ of a visit is computed two visits later, when dS of the other CTA has come, by one of the warpgroups: by the first
  * one that of even visits. The CTAs wait for each other at two places: dS (ds_full) and its buffers (ds_empty). Both
@@ -15,7 +16,7 @@
 
 enum {
     DS_PANELS = DS_BYTES / DS_PANEL_BYTES,
-    PART_BYTES = PART_QUERIES * PANEL_ROW_BYTES, /* of a part's rows, in a panel of Q or dO */
+    PART_BYTES = PART_QUERIES * PANEL_ROW_BYTES,    /* of a part's rows, in a panel of Q or dO */
     WARP_DS_BYTES = DS_PANEL_BYTES / CONSUMER_WARPS /* 16 keys of 64 queries: rows one behind the other */
 };
 
