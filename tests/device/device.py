@@ -683,7 +683,16 @@ def run_caches(program, driver, images):
 # ---- Lines that wait for a GPU (unlisted.def; those over pages are in CACHES) ----
 
 # The line, SMs, orders, problems of terms, those of isolation.c, which takes no pages, and those of large inputs.
-UNLISTED = []
+UNLISTED = [
+    ("bwd_wgmma_f16_d64_128x128_s2_convert_sm90a", 4, [LATE, EAGER], problems(PAIRED_GRADIENTS + GRADIENTS, [64], ["f16"]),
+     problems(SPOILT_GRADIENTS, [64], ["f16"]), []),
+    ("bwd_wgmma_bf16_d64_128x128_s2_pair_convert_sm90a", 6, [LATE_TOO, EAGER],
+     problems(PAIRED_GRADIENTS + GRADIENTS, [64], ["bf16"]), problems(SPOILT_GRADIENTS, [64], ["bf16"]), []),
+    ("bwd_wgmma_f16_d128_64x128_s2_pair_convert_sm90a", 6, [LATE, EAGER],
+     problems(PAIRED_GRADIENTS + GRADIENTS, [128], ["f16"]),
+     problems([edge.replace("d64", "d128") for edge in SPOILT_GRADIENTS], [128], ["f16"]), []),
+    ("bwd_wgmma_bf16_d128_64x128_s2_pair_packed_convert_sm90a", 4, [LATE],
+     problems(OTHER_GRADIENTS[:2], [128], ["bf16"]), [], [])]
 
 
 def run_unlisted(program, driver, images, isolation):
