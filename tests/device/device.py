@@ -684,8 +684,8 @@ def run_caches(program, driver, images):
 
 # The line, SMs, orders, problems of terms, those of isolation.c, which takes no pages, and those of large inputs.
 UNLISTED = [
-    ("bwd_wgmma_f16_d64_128x128_s2_convert_sm90a", 4, [LATE, EAGER], problems(PAIRED_GRADIENTS + GRADIENTS, [64], ["f16"]),
-     problems(SPOILT_GRADIENTS, [64], ["f16"]), []),
+    ("bwd_wgmma_f16_d64_128x128_s2_convert_sm90a", 4, [LATE, EAGER],
+     problems(PAIRED_GRADIENTS + GRADIENTS, [64], ["f16"]), problems(SPOILT_GRADIENTS, [64], ["f16"]), []),
     ("bwd_wgmma_bf16_d64_128x128_s2_pair_convert_sm90a", 6, [LATE_TOO, EAGER],
      problems(PAIRED_GRADIENTS + GRADIENTS, [64], ["bf16"]), problems(SPOILT_GRADIENTS, [64], ["bf16"]), []),
     ("bwd_wgmma_f16_d128_64x128_s2_pair_convert_sm90a", 6, [LATE, EAGER],
