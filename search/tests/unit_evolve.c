@@ -214,8 +214,8 @@ static void test_names_are_unique(void **state)
          "bwd_short_f16_d64_128x64_s4_shared_sm90a"},
         {"bwd:b2:h8:s512:d64", "bwd_mma", "DIM=64 Q_TILE=128 KV_TILE=32 STAGES=2 WARP_ROWS=32 TERMS=0",
          "bwd_mma_f16_d64_128x32_s2_t0w32_sm80"},
-        {"bwd:b2:h8:s512:d64", "bwd_wgmma", "DIM=64 Q_TILE=128 PART=32 HEADS_MEMORY=4096",
-         "bwd_wgmma_f16_d64_128x128_s2_p32m4096_sm90a"},
+        {"bwd:b2:h8:s512:d64", "bwd_wgmma", "DIM=64 Q_TILE=128 HEADS_MEMORY=4096",
+         "bwd_wgmma_f16_d64_128x128_s2_m4096_sm90a"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; ++i) {
@@ -289,7 +289,7 @@ static void test_passes_are_apart(void **state)
         {"bwd:b1:h2:s64:d64", "bwd_short", "DIM=64 STAGES=2", "not yet released"},
         {"bwd:b1:h2:s64:d64", "bwd_short", "DIM=64 STAGES=10", "227 KB"},
         {"bwd:b1:h2:s64:d64", "bwd_short", "DIM=64 STAGES=4 EARLY=1", "registers"},
-        {"bwd:b1:h2:s64:d128:bshd:packed", "bwd_wgmma", "DIM=128 Q_TILE=64 PACKED=1", "32 queries"},
+        {"bwd:b1:h2:s64:d128:bshd:packed", "bwd_wgmma", "DIM=128 Q_TILE=64 PACKED=1", "pairs alone"},
         {"bwd:b1:h2:s64:d64:sinks", "bwd_short", "DIM=64 STAGES=4", "sinks"},
     };
     for (size_t i = 0; i < sizeof illegal / sizeof illegal[0]; ++i) {
