@@ -249,12 +249,11 @@ DEV tile_results results_of(const fwd_args &a, int head, int tile)
             (float *)(base + w.dq) + at * (Q_TILE * DIM), (uint64_t *)(base + w.rows) + at * DQ_PARTS};
 }
 
-/* The same value, of which the compiler keeps nothing over a loop that follows from it: it lacks the registers. */
-DEV int anew(int value)
+/* The same value. Where registers are short, the compiler keeps nothing that follows from it over a loop around. */
+DEV int anew(int value, bool is_short_of_registers = SPREAD_KEYS)
 {
-#if SPREAD_KEYS
-    asm volatile("" : "+r"(value));
-#endif
+    if (is_short_of_registers)
+        asm volatile("" : "+r"(value));
     return value;
 }
 

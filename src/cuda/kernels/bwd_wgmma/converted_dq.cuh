@@ -76,7 +76,7 @@ DEV void find_dq_part(const bwd_args &args, uint32_t smem, shared_memory *shared
 DEV void store_dq_part(const bwd_args &args, const converter_state *c, int lane)
 {
     const float scale = args.fwd.scale;
-    asm volatile("" : "+r"(lane)); /* else the loop around keeps what follows from it */
+    lane = anew(lane, true);
 #pragma unroll 1
     for (int i = 0; i < 2 * GROUP_WARPS; i++) { /* 16 rows by 32 columns */
         const int row = i / 2 * 16 + lane / 4, column = i % 2 * 32;

@@ -16,12 +16,9 @@ DEV void load_key_fragments(key_fragments &f, uint32_t smem, int key, int lane)
 }
 
 /* Turns scores into probabilities, see find_probabilities_of. lse: of the lane's first column. */
-DEV void find_probabilities(score_tile &s, packed_tile &p, const float *lse, const consumer &c, const fwd_args &a,
-                            const shared_memory *shared, bool masked, int query)
+DEV void find_probabilities(score_tile &s, packed_tile &p, const float *lse, const consumer &c, const fwd_args &a)
 {
     const bool is_capped = has_softcap(a);
-    if (masked)
-        hide_scores(s, c, shared, query);
 #pragma unroll
     for (int column = 0; column < PART_QUERIES / 8; column++)
         find_probabilities_of(s, p, column, lse + 8 * column, c, a, is_capped);
@@ -107,7 +104,9 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
         start_scores(dp, f.v, c.v, descriptor_at(d_o, rows));
         WGMMA_WAIT(1); /* the scores */
         trace_scores(use);
-        find_probabilities(s, p, stats, c, a, shared, masked, query + part * PART_QUERIES);
+        if (masked)
+            hide_scores(s, c, shared, query + part * PART_QUERIES);
+        find_probabilities(s, p, stats, c, a);
         start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
         trace_dv_asked(use);
         WGMMA_WAIT(1); /* dP */

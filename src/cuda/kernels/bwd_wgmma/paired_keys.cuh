@@ -134,7 +134,7 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
         trace_scores(use);
         if (masked)
             hide_scores(s, c, shared, query_of(a, *w, number) + part * PART_QUERIES);
-        find_probabilities(s, p, stats, c, a, shared, false, 0);
+        find_probabilities(s, p, stats, c, a);
         start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
         trace_dv_asked(use);
         WGMMA_WAIT(1); /* dP */
@@ -189,7 +189,7 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
         index,
         thread,
         lane,
-        matrix_descriptor(ADDRESS(smem, k) + own_rows, 0),
+        0, /* see own_k */
         matrix_descriptor(ADDRESS(smem, v) + own_rows, 0),
         matrix_descriptor(ADDRESS(smem, k) + k_panel_of(cluster_rank()) * KV_PANEL_BYTES, KV_PANEL_BYTES),
         ADDRESS(smem, ds) + chunk_offset(ds_key, lane / 16, 8),

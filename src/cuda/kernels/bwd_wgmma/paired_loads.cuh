@@ -76,10 +76,7 @@ DEV uint32_t take_ticket(uint32_t *ticket, uint32_t smem, int rank, uint32_t rou
 /* The other CTA's keys, of the panels that this one's half of dQ takes. */
 DEV void load_partner_keys(const fwd_maps &maps, uint32_t smem, const key_work &w, int rank, int batch)
 {
-    int first = k_panel_of(rank);
-#if SHARED_KEYS
-    asm volatile("" : "+r"(first)); /* else the thread keeps both panels' columns, for which it has no registers */
-#endif
+    const int first = anew(k_panel_of(rank), SHARED_KEYS); /* else the thread keeps both panels' columns */
 #pragma unroll
     for (int row = 0; row < KV_TILE; row += BOX_KEYS)
 #pragma unroll
