@@ -113,6 +113,9 @@ OTHER_GRADIENTS = ["bwd:b3:h2/1:s70/50:d{d}:causal:bshd:packed", "bwd:b2:h1:s20/
 # Of pairs of key tiles: an even and an odd number of them, keys that do not exist, visits for one of a pair alone.
 PAIRED_GRADIENTS = ["bwd:b1:h2:s330/390:d{d}:causal", "bwd:b2:h2/1:s200/700:d{d}:kvlens:causal",
                     "bwd:b1:h1:s520:d{d}:causal:win100"]
+# Work for 72 CTAs and more, and all keys seen: dQ is converted by the CTAs that add it up.
+CONVERTED_GRADIENTS = ["bwd:b5:h16/8:s70/40:d{d}:grad-f32", "bwd:b2:h10:s40/520:d{d}",
+                       "bwd:b4:h10:s33/190:d{d}:sinks:bshd"]
 # Of lines that are keys or queries: groups of heads, halves apart under a mask and beside each other under a window,
 # lengths within a tile, an odd number of halves, a ring that goes round, lines without a partner.
 SHORT_GRADIENTS = ["bwd:b1:h2:s130/190:d{d}:causal", "bwd:b2:h4/2:s65/97:d{d}:kvlens:grad-f32",
@@ -226,6 +229,8 @@ GROUPS = {
             (90, 2, "bwd_wgmma_*_d128_*_pair_[sc]*", [LATE], problems(GRADIENTS, [128])),
             *((90, 6, f"bwd_wgmma_*_d{d}_*_pair_sm90a", orders, problems(PAIRED_GRADIENTS + GRADIENTS[2:5], [d]))
               for d, orders in ((64, [LATE_TOO, EAGER]), (128, [LATE, EAGER]), (256, [EAGER, LATE]))),
+            *((90, 80, f"bwd_wgmma_*_d{d}_*_pair_sm90a", [order], problems(CONVERTED_GRADIENTS, [d]))
+              for d, order in ((64, LATE), (128, LATE_TOO), (256, LATE))),
             (90, 2, "bwd_wgmma_*_d128_*_packed_*", [EAGER], problems(OTHER_GRADIENTS[:2], [128])),
             (90, 2, "bwd_wgmma_*_d128_*_cap_*", [LATE], problems(OTHER_GRADIENTS[2:], [96])),
             (90, 4, "bwd_wgmma_*_d128_*_pair_[sc]*", [EAGER], problems(GRADIENTS[:2], ["72/104"])),
@@ -361,7 +366,7 @@ SHORT8, WIDE = "fwd_short_e4m3_d64_64x128_s4_ring_sm90a", "fwd_wide_f16_d512_64x
 MLA = "fwd_wide_f16_d576_64x64_s2_mla_sm90a"
 BWD_MMA, BWD_SHORT = "bwd_mma_f16_d64_128x32_s2_w32_sm80", "bwd_short_f16_d64_128x64_s4_sm90a"
 BWD_WGMMA, BWD_PAIR = "bwd_wgmma_f16_d64_128x128_s2_sm90a", "bwd_wgmma_f16_d128_64x128_s2_pair_sm90a"
-NARROW = "fwd_wgmma_bf16_d64_128x128_s3_paged_kv8_sm90a"
+NARROW = "fwd_wgmma_bf16_d64_128x128_s5_paged_kv8_sm90a"
 MMA8, DECODE = "fwd_mma8_e4m3_d64_64x64_s3_r120_sm89", "fwd_decode_f16_d64_8x64_s4_sm90a"
 COPIES_WAIT, PRODUCTS_WAIT = r"cp\.async\.wait_group (\d);", r"wgmma\.wait_group\.sync\.aligned 0;"
 LAST_BYTES_BEFORE_CLUSTER = r"(expect_tx\S+ _, \[%r\d+\]), %r\d+;(?=(?:(?!expect_tx)[\s\S])*barrier\.cluster\.arrive)"
@@ -683,16 +688,7 @@ def run_caches(program, driver, images):
 # ---- Lines that wait for a GPU (unlisted.def; those over pages are in CACHES) ----
 
 # The line, SMs, orders, problems of terms, those of isolation.c, which takes no pages, and those of large inputs.
-UNLISTED = [
-    ("bwd_wgmma_f16_d64_128x128_s2_convert_sm90a", 4, [LATE, EAGER],
-     problems(PAIRED_GRADIENTS + GRADIENTS, [64], ["f16"]), problems(SPOILT_GRADIENTS, [64], ["f16"]), []),
-    ("bwd_wgmma_bf16_d64_128x128_s2_pair_convert_sm90a", 6, [LATE_TOO, EAGER],
-     problems(PAIRED_GRADIENTS + GRADIENTS, [64], ["bf16"]), problems(SPOILT_GRADIENTS, [64], ["bf16"]), []),
-    ("bwd_wgmma_f16_d128_64x128_s2_pair_convert_sm90a", 6, [LATE, EAGER],
-     problems(PAIRED_GRADIENTS + GRADIENTS, [128], ["f16"]),
-     problems([edge.replace("d64", "d128") for edge in SPOILT_GRADIENTS], [128], ["f16"]), []),
-    ("bwd_wgmma_bf16_d128_64x128_s2_pair_packed_convert_sm90a", 4, [LATE],
-     problems(OTHER_GRADIENTS[:2], [128], ["bf16"]), [], [])]
+UNLISTED = []
 
 
 def run_unlisted(program, driver, images, isolation):

@@ -4,7 +4,8 @@
  * keys of a key head (DIM 256: 64) and visits the query tiles that see them, of all query heads of the group: dK and dV
  * stay in registers, so nothing of them is ever summed between CTAs. dQ is summed in float32 in the workspace, in the
  * order of the key tiles: a tile's count of visits says whose turn it is, and so every run gives the same bits.
- * NAME_finish: scales dQ, converts it to the output's type, and sums the gradients of sinks.
+ * NAME_finish: scales dQ and converts it to the output's type, where the CTAs that have no more work have not
+ * (converted_dq.cuh), and sums the gradients of sinks.
  *
  * Two consumer warpgroups: own_keys.cuh and, of DIM 256, shared_keys.cuh say how they divide the products. Scores are
  * computed transposed, keys by queries: then P and dS are in the registers that the products P^T * dO and dS^T * Q take
@@ -15,10 +16,9 @@
  * Parameters: DIM (64, 128 or 256; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1,
  * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work
  * may take of L2), DQ_RED=1 (dQ goes to global memory from registers, direct_dq.cuh), PAIR=1 (two CTAs sum dQ of their
- * keys together, paired_keys.cuh or, of DIM 256 and with DQ_RED=1, paired_dims.cuh), CONVERT=1 (dQ is converted by the
- * CTA that adds the last sums, converted_dq.cuh).
+ * keys together, paired_keys.cuh or, of DIM 256 and with DQ_RED=1, paired_dims.cuh).
  *
- * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 CONVERT=0 */
+ * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef PACKED
@@ -33,9 +33,6 @@
 #ifndef PAIR
 #define PAIR 0
 #endif
-#ifndef CONVERT
-#define CONVERT 0
-#endif
 /* Both warpgroups have the same keys: dK and dV of 128 do not fit the register file. */
 #define SHARED_KEYS (DIM == 256)
 /* K and V of a warpgroup as fragments, read from shared memory once a work tile; other lines lack the registers. */
@@ -47,6 +44,9 @@
 /* Of the four blocks of 64 keys of a pair the first CTA owns the first and the last, the second those between: under a
  * causal mask both then see as much. */
 #define SPREAD_KEYS (PAIR && !SHARED_KEYS)
+/* Where all rows see all keys, CTAs without work convert dQ. Lines without pairs lose 1 % under a causal mask by it
+ * (lab.md), those with terms have not been timed. */
+#define CONVERTED_DQ (PAIR && !PACKED && !(TERMS))
 #include <stddef.h>
 
 #include "cuda/kernels/bwd_wgmma/workspace.h"
@@ -82,7 +82,8 @@ enum {
     DQ_ROUNDS = SHARED_KEYS && PAIR > 0 ? 1 : DQ_PARTS / CONSUMERS, /* of a visit: parts that a warpgroup computes */
     DQ_BUFFERS = SHARED_KEYS || PAIR > 0 ? 1 : CONSUMERS,           /* one: the warpgroups take turns */
     STATS_BYTES = 2 * Q_TILE * 4,
-    DQ_PLACES = 2 /* visits of whose dQ consumers may know where it goes */
+    DQ_PLACES = 2, /* visits of whose dQ consumers may know where it goes */
+    CONVERTING_CTAS = 72
 };
 
 /* What the visits of a work tile are to a warpgroup's keys (SPREAD_KEYS), by their numbers: up to whole_end they are
@@ -100,9 +101,6 @@ typedef struct key_work {
     int32_t kv_head, entry;
     int32_t q_begin, q_len, kv_begin, kv_len;
     int32_t tile_first, tile_end; /* query tiles of the entry, visited from the last to the first */
-#if CONVERT
-    int32_t first_tile; /* of the entry, among those of a head in the workspace */
-#endif
 #if SPREAD_KEYS
     uint32_t round; /* of which it is the work */
     group_visits groups[CONSUMERS];
@@ -120,31 +118,19 @@ typedef struct dq_place {
     int32_t unused[2];
 } dq_place;
 
-/* Parts of dQ that a CTA of the last kernel looks at: where the kernel before has converted them, few are left. */
-VISIBLE_FUNCTION int bwd_parts_at_once(int atomics)
+/* Whether dQ is converted before the last kernel (converted_dq.cuh): where every row sees all keys, and at least one,
+ * nothing is to be fixed behind, and in the order of key tiles everybody knows when sums are complete. Few CTAs are
+ * slower at it than all that the last kernel has. */
+VISIBLE_FUNCTION int bwd_converts(int is_limited, int has_lengths, int atomics, uint32_t ctas)
 {
-    return CONVERT && !atomics ? 8 : 1;
+    return CONVERTED_DQ && !is_limited && !has_lengths && !atomics && ctas >= CONVERTING_CTAS;
 }
 
 /* What a query head has in the workspace of one of its tiles. */
 typedef struct tile_results {
     int32_t *visits; /* of a pair, one for each of its CTAs */
     float *stats, *dq;
-    uint64_t *spoilt; /* with CONVERT, of a part of dQ each */
 } tile_results;
-
-/* Of the warp that converts dQ, which has no registers to keep it: where it is, and a part, 64 rows by 64 columns. */
-typedef struct converter_state {
-    tile_results results; /* of the first tile of head 0 */
-    int32_t tiles;        /* of a head, in the workspace */
-    uint32_t round;       /* of the work tile after that at hand */
-    int32_t tile, head, part, turns;
-    float *from;
-    char *to;
-    uint64_t *spoilt;
-    int64_t stride;        /* of the gradient's rows, in elements */
-    int32_t rows, columns; /* of the gradient, from the part's first ones on; 0 rows: there is no more */
-} converter_state;
 
 /* What lies where in shared memory; the device's loads want each tile at a multiple of 1024 bytes. */
 typedef struct shared_memory {
@@ -189,9 +175,6 @@ typedef struct shared_memory {
     uint64_t kv_full, kv_empty;                  /* K, V and the work tile */
     uint64_t q_full[STAGES], q_empty[STAGES], do_full[STAGES], do_empty[STAGES];
     uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];
-#if CONVERT
-    converter_state converter;
-#endif
 #if !DQ_RED
     uint64_t dq_full[ADDERS * (PAIR ? 1 : CONSUMERS)], dq_empty[CONSUMERS];
 #endif
@@ -235,18 +218,17 @@ static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
 static_assert(DQ_RED == 0 || DQ_RED == 1, "DQ_RED: 0 or 1");
 static_assert(PAIR == 0 || (PAIR == 1 && DQ_RED == SHARED_KEYS && (DIM != 64 || KEYS_IN_REGISTERS)),
               "PAIR: 0, or at DIM 64, with K and V in registers, 128 and, with DQ_RED, 256 1");
-static_assert(CONVERT == 0 || (CONVERT == 1 && !SHARED_KEYS), "CONVERT: 0, or to DIM 128 1");
 static_assert(sizeof(shared_memory) <= 232448, "227 KB, a CTA's limit on sm_90");
 
 /* ---- Workspace ---- */
 
 DEV tile_results results_of(const fwd_args &a, int head, int tile)
 {
-    const bwd_workspace w = bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM, WORK_CTAS, CONVERT * DQ_PARTS);
+    const bwd_workspace w = bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM, WORK_CTAS);
     char *const base = (char *)a.workspace;
     const int64_t at = (int64_t)head * w.tiles + tile;
     return {(int32_t *)(base + w.visits) + at * WORK_CTAS, (float *)(base + w.stats) + at * (2 * Q_TILE),
-            (float *)(base + w.dq) + at * (Q_TILE * DIM), (uint64_t *)(base + w.rows) + at * DQ_PARTS};
+            (float *)(base + w.dq) + at * (Q_TILE * DIM)};
 }
 
 /* The same value. Where registers are short, the compiler keeps nothing that follows from it over a loop around. */
@@ -266,7 +248,7 @@ DEV uint32_t count_key_tiles(const fwd_args &a)
 DEV char *spoilt_of(const fwd_args &a, int entry, int kv_head, int tile)
 {
     const uint32_t number = (entry * a.kv_heads + kv_head) * count_key_tiles(a) + tile;
-    return (char *)a.workspace + bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM, WORK_CTAS, CONVERT * DQ_PARTS).spoilt +
+    return (char *)a.workspace + bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM, WORK_CTAS).spoilt +
            (int64_t)number * BWD_SPOILT_BYTES;
 }
 
@@ -281,7 +263,8 @@ extern "C" __global__ void __launch_bounds__(STATS_THREADS)
     allow_next_kernel();
     const sequence rows = find_sequence(a, entry);
     if (blockIdx.x == 0 && head == 0 && entry == 0 && threadIdx.x == 0)
-        *(uint32_t *)a.workspace = 0;
+        for (int i = 0; i < 1 + CONVERTED_DQ; i++)
+            ((uint32_t *)a.workspace)[i] = 0;
     if (tile * Q_TILE >= rows.q_len)
         return;
     const tile_results to = results_of(a, head, bwd_first_tile(&a, entry, Q_TILE) + tile);
@@ -348,22 +331,33 @@ DEV group_visits visits_of_group(const fwd_args &a, const visible_entry &e, cons
 
 #endif
 
-/* Of some heads at once, the key tiles from the first on: a key tile's CTA adds to dQ after those of the key tiles
- * before it, which have smaller numbers and so have begun. */
-DEV key_work find_work(const fwd_args &a, uint32_t number, int rank)
+/* A key head, of all batch entries, and the number of something among those of the head. */
+typedef struct head_place {
+    uint32_t head, at;
+} head_place;
+
+/* Of some heads at once, what is at their first places, then at their second ones, and so on: that of this number,
+ * where each head has per_head places. */
+DEV head_place find_place(const fwd_args &a, uint32_t number, uint32_t per_head)
 {
     const uint32_t tiles = count_work_tiles(a), heads = a.kv_heads * a.batch;
     /* The last heads, two waves of CTAs and what is left over, are one section: else a head's first key tile, which has
      * the most visits under a causal mask, would begin last. */
     const uint32_t most = min(heads_at_once(a), heads),
                    late = min((2 * gridDim.x / WORK_CTAS + tiles - 1) / tiles, heads),
-                   early = (heads - late) / most * most, first = min(number / (tiles * most) * most, early),
-                   together = first < early ? most : heads - early, at = number - first * tiles,
-                   head = first + at % together;
+                   early = (heads - late) / most * most, first = min(number / (per_head * most) * most, early),
+                   together = first < early ? most : heads - early, at = number - first * per_head;
+    return {first + at % together, at / together};
+}
+
+/* A key tile's CTA adds to dQ after those of the key tiles before it, which have smaller numbers and so have begun. */
+DEV key_work find_work(const fwd_args &a, uint32_t number, int rank)
+{
+    const head_place place = find_place(a, number, count_work_tiles(a));
     key_work w;
-    w.kv_tile = at / together * WORK_CTAS + rank;
-    w.entry = head / a.kv_heads;
-    w.kv_head = head - w.entry * a.kv_heads;
+    w.kv_tile = place.at * WORK_CTAS + rank;
+    w.entry = place.head / a.kv_heads;
+    w.kv_head = place.head - w.entry * a.kv_heads;
     const sequence rows = find_sequence(a, w.entry);
     w.q_begin = rows.q_begin;
     w.q_len = rows.q_len;
@@ -535,9 +529,6 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
             slot->groups[group] = visits_of_group(a, entry_of(a, *slot), *slot, key_of(kv_tile, group * GROUP_KEYS));
 #endif
         const int first_tile = bwd_first_tile(&a, slot->entry, Q_TILE), visits = count_visits(a, *slot);
-#if CONVERT
-        slot->first_tile = first_tile;
-#endif
         int tile = slot->tile_end - 1, head = slot->kv_head * a.group;
 #pragma unroll 1
         for (int left = visits, before_keys = round == 0 ? 0 : min(visits, STAGES);; left--, before_keys--) {
@@ -632,10 +623,6 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
     bulk_wait_done();
 }
 
-#endif
-
-#if CONVERT
-#include "cuda/kernels/bwd_wgmma/converted_dq.cuh"
 #endif
 
 /* ---- Consumers: a warpgroup each. Arrays are in registers, as device/isa/wgmma.cuh says; rows are keys. ---- */
@@ -947,10 +934,14 @@ DEV int64_t key_gradient_index(const key_work &w, const fwd_strides &stride, int
 #include "cuda/kernels/bwd_wgmma/own_keys.cuh"
 #endif
 
+#if CONVERTED_DQ
+#include "cuda/kernels/bwd_wgmma/converted_dq.cuh"
+#endif
+
 DEV void init_barriers(uint32_t smem)
 {
     barrier_init(ADDRESS(smem, kv_full), 1);
-    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + (DQ_RED ? 1 + PAIR : ADDERS + CONVERT));
+    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + (DQ_RED ? 1 + PAIR : ADDERS));
 #if PAIR
     barrier_init(ADDRESS(smem, ticket_full), 1);
     barrier_init(ADDRESS(smem, ticket_empty), 1);
@@ -1032,10 +1023,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #else
         if (threadIdx.x == WARP_THREADS || threadIdx.x == 2 * WARP_THREADS)
             accumulate_dq(args, smem, shared, threadIdx.x / WARP_THREADS - 1);
-#if CONVERT
-        if (threadIdx.x >= 3 * WARP_THREADS)
-            convert_dq(args, smem, shared, threadIdx.x % WARP_THREADS);
-#endif
 #endif
 #if PAIR
         __syncwarp();
@@ -1050,6 +1037,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #else
         consume(args, smem, shared, group - 1);
 #endif
+#if CONVERTED_DQ
+        convert_dq(args);
+#endif
     }
 #if PAIR
     cluster_arrive(); /* this CTA's shared memory is the other's, too, until that has ended its work */
@@ -1059,22 +1049,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 }
 
 /* ---- The third kernel: a CTA a part of dQ; grid {DQ_PARTS * tiles, query heads, entries}. Where the rule hides
- * something, CTAs of a tile of keys each follow those of queries: the heads of a group share the key head's. ---- */
-
-#if CONVERT
-
-/* Whether the lane's part of a head's dQ, that of the number `part`, is not what it has to be yet; is_any: none is. */
-DEV bool is_unfinished(const fwd_args &a, const line_head &of, int part, bool is_any)
-{
-    const int tile = part / DQ_PARTS;
-    if (tile * Q_TILE >= of.rows.q_len || is_any)
-        return tile * Q_TILE < of.rows.q_len;
-    const visible_tiles seen = key_tiles_of(of.entry, tile);
-    return seen.first >= seen.end ||
-           results_of(a, of.head, bwd_first_tile(&a, of.batch, Q_TILE) + tile).spoilt[part % DQ_PARTS] != 0;
-}
-
-#endif
+ * something, CTAs of a tile of keys each follow those of queries: the heads of a group share the key head's. Where dQ
+ * is converted before, a CTA a head is there for its sink, or there is none. ---- */
 
 /* Scales the sums of a part of a tile's dQ and stores them. */
 DEV void finish_dq(const bwd_args &args, const line_head &of, int tile, int part)
@@ -1127,27 +1103,18 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
     NAME_WITH(KERNEL_NAME, _finish)(const __grid_constant__ bwd_args args)
 {
     const fwd_args &a = args.fwd;
-    const int number = blockIdx.x, at_once = bwd_parts_at_once(args.atomics),
-              ctas = (DQ_PARTS * bwd_tiles(&a, Q_TILE) + at_once - 1) / at_once, head = blockIdx.y, entry = blockIdx.z;
+    const int number = blockIdx.x, ctas = DQ_PARTS * bwd_tiles(&a, Q_TILE), head = blockIdx.y, entry = blockIdx.z;
     wait_for_previous_kernel();
     allow_next_kernel();
     if (args.dsinks != nullptr && blockIdx.x == 0 && entry == 0)
         sum_sinks<FINISH_THREADS>(args, head, results_of(a, head, 0).stats);
     line_head of = {find_sequence(a, entry), {}, entry, head};
     of.entry = entry_of(a, of.rows);
+    if (CONVERTED_DQ && gridDim.x == 1) /* for sinks alone */
+        return;
     if (number < ctas) {
-#if CONVERT
-        const int lane = threadIdx.x % WARP_THREADS;
-        unsigned unfinished =
-            __ballot_sync(~0u, lane < at_once && is_unfinished(a, of, number * at_once + lane, at_once == 1));
-#pragma unroll 1
-        for (int part = number * at_once; unfinished != 0; part++, unfinished >>= 1)
-            if (unfinished & 1)
-                finish_dq(args, of, part / DQ_PARTS, part % DQ_PARTS);
-#else
         if (number / DQ_PARTS * Q_TILE < of.rows.q_len)
             finish_dq(args, of, number / DQ_PARTS, number % DQ_PARTS);
-#endif
         return;
     }
     of.head = head / a.group;
@@ -1198,7 +1165,7 @@ static size_t workspace(const acr_problem *problem, const acr__device *device)
                            .q_len = (int32_t)problem->q_len,
                            .kv_len = (int32_t)problem->kv_len};
     (void)device;
-    return (size_t)bwd_workspace_of(&args, Q_TILE, KV_TILE, DIM, WORK_CTAS, CONVERT * DQ_PARTS).bytes;
+    return (size_t)bwd_workspace_of(&args, Q_TILE, KV_TILE, DIM, WORK_CTAS).bytes;
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
@@ -1218,13 +1185,28 @@ static void shape_prepare(const acr_problem *problem, const acr__device *device,
     launch->smem_bytes = 0;
 }
 
+static int is_limited(const acr_problem *problem)
+{
+    return visible_is_limited(acr__longest_entry(problem).rule);
+}
+
+static int converts(const acr_problem *problem, const acr__device *device)
+{
+    acr__launch launch;
+    shape(problem, device, &launch);
+    return bwd_converts(is_limited(problem), (problem->flags & ACR_KV_LENS) != 0,
+                        (problem->flags & ACR_FAST_ATOMICS) != 0, launch.grid[0]);
+}
+
 static void shape_finish(const acr_problem *problem, const acr__device *device, acr__launch *launch)
 {
     const int64_t group = problem->q_heads / problem->kv_heads;
     shape_prepare(problem, device, launch);
-    const uint32_t at_once = (uint32_t)bwd_parts_at_once((problem->flags & ACR_FAST_ATOMICS) != 0);
-    launch->grid[0] = (launch->grid[0] * DQ_PARTS + at_once - 1) / at_once;
-    if (visible_is_limited(acr__longest_entry(problem).rule))
+    if (converts(problem, device))
+        launch->grid[0] = (problem->flags & ACR_SINKS) != 0;
+    else
+        launch->grid[0] *= DQ_PARTS;
+    if (is_limited(problem))
         launch->grid[0] += (uint32_t)((count_key_tiles(problem) + group - 1) / group);
     launch->block = FINISH_THREADS;
 }
@@ -1261,7 +1243,9 @@ static double cost(const acr_problem *problem, const acr__device *device)
     /* Tiles that end unevenly leave SMs idle: 0.4 of the longest, as seen. */
     const double even = heads * all / device->sm_count + 0.4 * longest, cycles = even > longest ? even : longest;
     const double rows = (double)(problem->batch * problem->q_heads * problem->q_len);
-    const double helper_bytes = rows * DIM * (2 * ELEM_BYTES + ELEM_BYTES + 4);
+    /* Half of converting is hidden behind the last work tiles: in short problems, in long ones more. */
+    const double converting = converts(problem, device) ? 0.5 : 1.0,
+                 helper_bytes = rows * DIM * (2 * ELEM_BYTES + converting * (ELEM_BYTES + 4));
     const double handing_over_s = 3.3e-6; /* three kernels, each of which waits for the last row of the one before */
     return cycles / device->clock_hz + helper_bytes / acr__memory_rate(problem, device, 1.0) + 3 * ACR__LAUNCH_SECONDS +
            handing_over_s;

@@ -1,142 +1,119 @@
-/* Sums of dQ become elements of the output while other key tiles are still at work, out of L2 (CONVERT): a warp of the
- * first warpgroup does it for the query tiles to which its CTA is the last to add. Else the last kernel reads all of dQ
- * from memory again. A piece of bwd_wgmma.cu, which includes it. */
+/* Sums of dQ become elements of the output while the last work tiles are still at work: consumers do it when there is
+ * no work left for their CTA. Else the last kernel does it, when all are done. For problems that bwd_converts names. A
+ * piece of bwd_wgmma.cu, which includes it.
+ *
+ * Whose sums are complete first are converted first, whichever CTAs have added them. A warp waits for what it has
+ * taken: that is work tiles', which CTAs that are there have taken, too. */
 #ifndef ACR_BWD_WGMMA_CONVERTED_DQ_CUH
 #define ACR_BWD_WGMMA_CONVERTED_DQ_CUH
 
-DEV void begin_converting(const fwd_args &a, converter_state *c)
-{
-    c->results = results_of(a, 0, 0);
-    c->tiles = bwd_first_tile(&a, a.batch, Q_TILE);
-    c->round = 0;
-    c->tile = 0; /* no work tile is at hand: none is left of it */
-    c->head = a.group - 1;
-    c->part = DQ_PARTS;
-}
+enum {
+    PIECE_ROWS = 16,          /* and 64 columns: what a warp of those that summed it had in registers */
+    PIECES = 64 / PIECE_ROWS, /* of a part */
+    POLL_NS = 200
+};
 
-/* By one lane: goes to the next query tile, head of the group or part to which the CTA is the last to add. Returns the
- * place of its work tile, or -1 behind the last one. */
-DEV int next_dq_part(const bwd_args &args, uint32_t smem, shared_memory *shared, converter_state *c)
+/* Pieces of a part that a warp converts. */
+typedef struct dq_pieces {
+    const float *from;
+    const int32_t *visits;
+    char *to;          /* of the first row and column */
+    int rows, columns; /* of the gradient, from the first piece's on */
+} dq_pieces;
+
+/* Of the query tiles of heads that are at work together the last ones are complete first (find_place, key_work). part:
+ * a number among those of all heads, of which a key head has per_head. */
+DEV dq_pieces find_pieces(const bwd_args &args, uint32_t part, uint32_t per_head, int piece)
 {
     const fwd_args &a = args.fwd;
-    int slot = (c->round + WORK_SLOTS - 1) % WORK_SLOTS;
-    c->part += WORK_CTAS;
-    if (c->part < DQ_PARTS)
-        return slot;
-    c->part = own_rank();
-    if (++c->head < a.group)
-        return slot;
-    c->head = 0;
-    int tile_first = c->round == 0 ? 0 : shared->work[slot].tile_first;
-    for (;;) {
-        while (--c->tile >= tile_first) {
-            const visible_tiles seen = key_tiles_of(entry_of(a, shared->work[slot]), c->tile);
-            c->turns = seen.end - seen.first;
-            if (shared->work[slot].kv_tile / WORK_CTAS + 1 == seen.end)
-                return slot;
-        }
-        slot = c->round % WORK_SLOTS;
-        if (wait_key_work(smem, shared, c->round)->kv_tile < 0)
-            return -1;
-        barrier_arrive(ADDRESS(smem, kv_empty)); /* the work tile before is read no more */
-        c->round++;
-        tile_first = shared->work[slot].tile_first;
-        /* in any order nobody is known to be the last */
-        c->tile = args.atomics ? tile_first : shared->work[slot].tile_end;
-    }
+    const head_place place = find_place(a, part, per_head);
+    const int entry = place.head / a.kv_heads, of_tile = a.group * DQ_PARTS,
+              tile = bwd_tiles(&a, Q_TILE) - 1 - (int)place.at / of_tile, in_tile = (int)place.at % of_tile,
+              head = (place.head - entry * a.kv_heads) * a.group + in_tile / DQ_PARTS, of_head = in_tile % DQ_PARTS,
+              column = DIM == 64 ? 0 : 64 * of_head,
+              row = tile * Q_TILE + (DIM == 64 ? 64 * of_head : 0) + piece * PIECE_ROWS;
+    const tile_results from = results_of(a, head, bwd_first_tile(&a, entry, Q_TILE) + tile);
+    const int64_t to = entry * args.dq_stride.batch + head * args.dq_stride.head + row * args.dq_stride.row + column;
+    return {from.dq + of_head * DQ_PART_FLOATS + piece * (WARP_THREADS * 4),
+            from.visits + of_head * WORK_CTAS / DQ_PARTS, (char *)args.dq + to * (args.grad_f32 ? 4 : ELEM_BYTES),
+            a.q_len - row, a.qk_dim - column};
 }
 
-/* By one lane: finds the next part, and waits until all key tiles that see its query tile have added to it. */
-DEV void find_dq_part(const bwd_args &args, uint32_t smem, shared_memory *shared, converter_state *c)
-{
-    const int slot = next_dq_part(args, smem, shared, c);
-    c->rows = 0;
-    if (slot < 0)
-        return;
-    const key_work *const w = &shared->work[slot];
-    const int head = w->kv_head * args.fwd.group + c->head, column = DIM == 64 ? 0 : 64 * c->part,
-              row = c->tile * Q_TILE + (DIM == 64 ? 64 * c->part : 0);
-    const int64_t number = (int64_t)head * c->tiles + w->first_tile + c->tile;
-    const int32_t *const visits = c->results.visits + number * WORK_CTAS + (PAIR ? c->part : 0);
-    c->from = c->results.dq + (number * DQ_PARTS + c->part) * DQ_PART_FLOATS;
-    c->spoilt = c->results.spoilt + number * DQ_PARTS + c->part;
-    c->stride = args.dq_stride.row;
-    c->to = (char *)args.dq + ((PACKED ? 0 : w->entry * args.dq_stride.batch) + head * args.dq_stride.head +
-                               (w->q_begin + row) * args.dq_stride.row + column) *
-                                  (args.grad_f32 ? 4 : ELEM_BYTES);
-    c->rows = max(w->q_len - row, 1); /* the second part of the last tile may have none */
-    c->columns = row < w->q_len ? args.fwd.qk_dim - column : 0;
-    while (load_flag(visits) != c->turns)
-        ;
-}
-
-/* Scales and stores the part, and notes which of its rows are not finite, for the last kernel: bit i of 64 is the row i
- * of the part. A lane has two rows and two columns of every eight, those of a thread that summed them: to exchange them
- * for longer runs there are no registers. */
-DEV void store_dq_part(const bwd_args &args, const converter_state *c, int lane)
+/* Two rows of eight columns, the sums of a quad of threads: register 4g + r of thread t is float 4 (128g + t) + r of
+ * the part, so they lie one behind the other. */
+DEV void store_quad(const bwd_args &args, const dq_pieces &p, const float4 (&of_quad)[4], int row, int column)
 {
     const float scale = args.fwd.scale;
-    lane = anew(lane, true);
-#pragma unroll 1
-    for (int i = 0; i < 2 * GROUP_WARPS; i++) { /* 16 rows by 32 columns */
-        const int row = i / 2 * 16 + lane / 4, column = i % 2 * 32;
-        float probes[2] = {0.0f, 0.0f}; /* NaN where a value is not finite */
-        float4 x[4];                    /* of eight columns each */
-        const float4 *const from =
-            (const float4 *)c->from + column / 8 * WARPGROUP_THREADS + i / 2 * WARP_THREADS + lane;
 #pragma unroll
-        for (int g = 0; g < 4; g++)
-            x[g] = __ldcg(from + g * WARPGROUP_THREADS);
+    for (int h = 0; h < 2; h++) {
+        if (row + 8 * h >= p.rows || column >= p.columns)
+            continue;
+        float y[8];
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-#pragma unroll
-            for (int g = 0; g < 4; g++) {
-                float *const y = &x[g].x + 2 * h;
-                probes[h] = fmaf(y[0], 0.0f, fmaf(y[1], 0.0f, probes[h]));
-                y[0] *= scale;
-                y[1] *= scale;
-            }
-            if (row + 8 * h >= c->rows)
-                continue;
-            const int columns = c->columns - column;
-            const int64_t at = (row + 8 * h) * c->stride + column + 2 * (lane % 4);
-            if (args.grad_f32) {
-                float2 *const to = (float2 *)(c->to + at * 4);
-#pragma unroll
-                for (int g = 0; g < 4; g++)
-                    if (8 * g < columns)
-                        to[4 * g] = h == 0 ? make_float2(x[g].x, x[g].y) : make_float2(x[g].z, x[g].w);
-            } else {
-                uint32_t *const to = (uint32_t *)(c->to + at * ELEM_BYTES);
-#pragma unroll
-                for (int g = 0; g < 4; g++)
-                    if (8 * g < columns)
-                        to[4 * g] = h == 0 ? pack<BF16>(x[g].x, x[g].y) : pack<BF16>(x[g].z, x[g].w);
-            }
+        for (int i = 0; i < 4; i++) {
+            y[2 * i] = (h == 0 ? of_quad[i].x : of_quad[i].z) * scale;
+            y[2 * i + 1] = (h == 0 ? of_quad[i].y : of_quad[i].w) * scale;
         }
-        const unsigned spoilt =
-            find_spoilt(row < c->rows && probes[0] != 0.0f) | find_spoilt(row + 8 < c->rows && probes[1] != 0.0f) << 8;
-        uint16_t *const of_rows = (uint16_t *)c->spoilt + i / 2;
-        if (lane == 0)
-            *of_rows = i % 2 == 0 ? spoilt : *of_rows | spoilt;
+        const int64_t at = (row + 8 * h) * args.dq_stride.row + column;
+        if (args.grad_f32) {
+            float4 *const to = (float4 *)(p.to + at * 4);
+            to[0] = make_float4(y[0], y[1], y[2], y[3]);
+            to[1] = make_float4(y[4], y[5], y[6], y[7]);
+        } else
+            *(uint4 *)(p.to + at * ELEM_BYTES) = make_uint4(pack<BF16>(y[0], y[1]), pack<BF16>(y[2], y[3]),
+                                                            pack<BF16>(y[4], y[5]), pack<BF16>(y[6], y[7]));
     }
 }
 
-DEV void convert_dq(const bwd_args &args, uint32_t smem, shared_memory *shared, int lane)
+/* Converts pieces from the first one on, 16 rows by 64 columns each; neighbouring lanes have neighbouring columns. */
+DEV void convert_pieces(const bwd_args &args, const dq_pieces &p, int count, int lane)
 {
-    converter_state *const c = &shared->converter;
-    if (lane == 0)
-        begin_converting(args.fwd, c);
+    enum {
+        AT_ONCE = 2 /* quads' sums of a lane: a piece */
+    };
+    const int row = lane / 4;
 #pragma unroll 1
-    for (;;) {
-        __syncwarp(); /* the part before is done */
-        if (lane == 0)
-            find_dq_part(args, smem, shared, c);
-        __syncwarp();
-        if (c->rows == 0)
-            return;
-        store_dq_part(args, c, lane);
+    for (int piece = 0; piece < count; piece++) {
+        const float4 *const from = (const float4 *)p.from + piece * WARP_THREADS + row * 4;
+        float4 x[AT_ONCE][4];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                x[i][j] = from[(i * 4 + lane % 4) * WARPGROUP_THREADS + j];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            store_quad(args, p, x[i], row + piece * PIECE_ROWS, (i * 4 + lane % 4) * 8);
     }
+}
+
+/* By the consumers' warps, each for itself: converts dQ until none is left to take. Of the last parts each warp has a
+ * piece, of those before a part at a time; if there are only as many pieces as warps, its own one. */
+DEV void convert_dq(const bwd_args &args)
+{
+    const fwd_args &a = args.fwd;
+    if (!bwd_converts(hides_keys(entry_of(a, find_sequence(a, 0))), a.kv_lens != nullptr, args.atomics, gridDim.x))
+        return;
+    const int lane = threadIdx.x % WARP_THREADS, turns = count_work_tiles(a);
+    const uint32_t per_head = bwd_tiles(&a, Q_TILE) * a.group * DQ_PARTS, parts = per_head * a.kv_heads * a.batch,
+                   warps = gridDim.x * CONSUMER_WARPS, whole = parts - min(parts, warps / PIECES),
+                   all = whole + (parts - whole) * PIECES;
+    uint32_t number = all > warps ? 0 : blockIdx.x * CONSUMER_WARPS + threadIdx.x / WARP_THREADS - GROUP_WARPS;
+    do {
+        if (all > warps) {
+            if (lane == 0)
+                number = atomicAdd((uint32_t *)a.workspace + 1, 1u);
+            number = __shfl_sync(~0u, number, 0);
+        }
+        if (number >= all)
+            return;
+        const bool is_whole = number < whole;
+        const dq_pieces p = find_pieces(args, is_whole ? number : whole + (number - whole) / PIECES, per_head,
+                                        is_whole ? 0 : (number - whole) % PIECES);
+        while (load_flag(p.visits) != turns)
+            sleep_ns(POLL_NS);
+        convert_pieces(args, p, is_whole ? PIECES : 1, lane);
+    } while (all > warps);
 }
 
 #endif

@@ -5,8 +5,6 @@
  *           for dV of each of 64 and then for dK of each
  * For each query head and tile of query rows (gradients.h) there are
  *   visits  how many key tiles have added to the tile's dQ; of pairs of key tiles (PAIR), to each half of it
- *   rows    which rows of its dQ are not finite, where the CTA that added the last sums converts them (CONVERT): 64
- *           bits a part
  *   stats   its statistics
  *   dq      q_tile x dim floats of unscaled dQ, in parts of 64 x 64 that a warpgroup has: bwd_wgmma.cu says the order
  *           in which key tiles add to them. */
@@ -19,15 +17,15 @@ enum {
     BWD_SPOILT_BYTES = 16
 };
 
-/* Byte offsets; `ticket` is at 0: the number of the next work tile. */
+/* Byte offsets; at 0 are the numbers of the next work tile and of the next piece of dQ to convert. */
 typedef struct bwd_workspace {
-    int64_t spoilt, visits, rows, stats, dq, bytes;
+    int64_t spoilt, visits, stats, dq, bytes;
     int32_t tiles; /* of a query head */
 } bwd_workspace;
 
-/* counts: of a query tile's visits; converted: parts of its dQ of which rows are noted, or 0. */
+/* counts: of a query tile's visits. */
 VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_tile, int32_t kv_tile, int32_t dim,
-                                                int32_t counts, int32_t converted)
+                                                int32_t counts)
 {
     const int64_t line = 256;
     bwd_workspace w;
@@ -36,8 +34,7 @@ VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_til
     const int32_t key_tiles = (a->kv_len + kv_tile - 1) / kv_tile;
     w.spoilt = line;
     w.visits = w.spoilt + ((int64_t)key_tiles * a->kv_heads * a->batch * BWD_SPOILT_BYTES + line - 1) / line * line;
-    w.rows = w.visits + (all * counts * 4 + line - 1) / line * line;
-    w.stats = w.rows + (all * converted * 8 + line - 1) / line * line;
+    w.stats = w.visits + (all * counts * 4 + line - 1) / line * line;
     w.dq = w.stats + (bwd_stats_bytes(a, q_tile) + line - 1) / line * line;
     w.bytes = w.dq + all * q_tile * dim * 4;
     return w;
