@@ -17,10 +17,4 @@ DEV void store_flag(int32_t *to, int value)
     asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-/* The warp gives its turns to others for about that long. */
-DEV void sleep_ns(uint32_t ns)
-{
-    asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "memory");
-}
-
 #endif

@@ -111,7 +111,7 @@ DEV void convert_dq(const bwd_args &args)
         const dq_pieces p = find_pieces(args, is_whole ? number : whole + (number - whole) / PIECES, per_head,
                                         is_whole ? 0 : (number - whole) % PIECES);
         while (load_flag(p.visits) != turns)
-            sleep_ns(POLL_NS);
+            __nanosleep(POLL_NS);
         convert_pieces(args, p, is_whole ? PIECES : 1, lane);
     } while (all > warps);
 }

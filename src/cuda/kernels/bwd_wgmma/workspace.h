@@ -17,7 +17,8 @@ enum {
     BWD_SPOILT_BYTES = 16
 };
 
-/* Byte offsets; at 0 are the numbers of the next work tile and of the next piece of dQ to convert. */
+/* Byte offsets; at 0 are the numbers of the next work tile and, where consumers convert dQ, of what
+ * they take next. */
 typedef struct bwd_workspace {
     int64_t spoilt, visits, stats, dq, bytes;
     int32_t tiles; /* of a query head */
