@@ -1,7 +1,7 @@
 #!/bin/sh
 # Compiles one device image and checks its resources: spilled registers and serialised wgmma are errors.
 #   compile_image.sh NVCC IMAGE ARCH PORTABLE_ARCHS SPILLS SOURCE FLAGS...
-# With PORTABLE_ARCHS (separated by ; or space, rising) a compressed fat binary: of an ARCH without a letter (80, 89)
+# With PORTABLE_ARCHS (separated by ; or space, rising) a fat binary, not compressed: of an ARCH without a letter (80, 89)
 # PTX of ARCH and machine code for each of them that is no older, but of one generation (80, 89) the first alone, which
 # the others run, too, unless the line reads pages (PAGED=1: from sm_89 on one instruction upcasts an 8-bit cache); of
 # any other ARCH its machine code alone. Without, one cubin.
@@ -11,13 +11,13 @@
 set -u
 nvcc=$1 image=$2 arch=$3 portable=$(echo "$4" | tr ';' ' ') spills=$5 source=$6
 shift 6
-compressed="-fatbin --compress-mode=size" # the driver unpacks what it loads
+fat="-fatbin --compress-mode=none" # pack_image.c packs better: all parts together, and one line beside another
 if [ -z "$portable" ] || [ "${arch%[a-z]}" != "$arch" ]; then
-    kind=${portable:+$compressed}
+    kind=${portable:+$fat}
     kind=${kind:--cubin}
     targets="-gencode=arch=compute_$arch,code=sm_$arch"
 else
-    kind=$compressed
+    kind=$fat
     targets="-gencode=arch=compute_$arch,code=compute_$arch"
     generation=
     for a in $portable; do

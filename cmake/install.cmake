@@ -32,6 +32,9 @@ install(FILES ${CMAKE_BINARY_DIR}/acromion-config.cmake ${CMAKE_BINARY_DIR}/acro
 # lib/pkgconfig/acromion.pc finds its prefix from its own place.
 file(RELATIVE_PATH pc_to_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 string(REGEX REPLACE "/$" "" pc_to_prefix "${pc_to_prefix}")
+if(ACR_CUDA)
+  set(pc_zstd " -lzstd")
+endif()
 configure_file(cmake/acromion.pc.in ${CMAKE_BINARY_DIR}/acromion.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/acromion.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
   COMPONENT development)

@@ -35,12 +35,27 @@ else()
   set(cpu_archs portable)
 endif()
 
+# Packs images for embedding (src/core/packed_image.h); the library unpacks them.
+if(ACR_CUDA)
+  find_path(ACR_ZSTD_INCLUDE zstd.h)
+  find_library(ACR_ZSTD_LIBRARY NAMES libzstd.a zstd) # linked statically where it can be: see docs/decisions/003
+  if(NOT ACR_ZSTD_INCLUDE OR NOT ACR_ZSTD_LIBRARY)
+    message(FATAL_ERROR "zstd not found: install it (Debian: libzstd-dev), run ./run setup, or build for the CPU alone: "
+      "-DACR_CUDA=OFF")
+  endif()
+  add_executable(acromion_pack_image EXCLUDE_FROM_ALL cmake/pack_image.c)
+  target_include_directories(acromion_pack_image PRIVATE src/core ${ACR_ZSTD_INCLUDE})
+  target_link_libraries(acromion_pack_image PRIVATE ${ACR_ZSTD_LIBRARY})
+endif()
+
 # acr_device_image(NAME SOURCE ARCH SPILLS [-DNAME=VALUE...]): makes ${ACR_IMAGES}/NAME.bin, the device image of SOURCE
 # with KERNEL_NAME=NAME (compile_image.sh explains ARCH and SPILLS; the PTX that it leaves beside the image is for the
-# PTX machine of the tests), and ${generated}/NAME.image.S, which embeds it as acr__image_NAME to acr__image_end_NAME.
-# For targets of the folder that calls it.
+# PTX machine of the tests), packs it beside itself (as what differs from that of fp16, where NAME is its bf16 twin
+# and the library has both), and makes ${generated}/NAME.image.S, which embeds it as acr__image_NAME to acr__image_end_NAME. For targets
+# of the folder that calls it.
 function(acr_device_image name source arch spills)
   set(image ${ACR_IMAGES}/${name}.bin)
+  set(packed ${ACR_IMAGES}/${name}.packed)
   set(portable ${ACR_PORTABLE_ARCHS})
   if(portable AND name MATCHES "^fwd_ladder") # never planned: where there is no machine code, the driver compiles PTX
     set(portable 80)
@@ -62,21 +77,32 @@ function(acr_device_image name source arch spills)
   elseif(NOT EXISTS ${image})
     message(FATAL_ERROR "ACR_IMAGES=${ACR_IMAGES} lacks ${name}.bin: build there first")
   endif()
+  set(base "")
+  string(REPLACE _bf16_ _f16_ twin ${name})
+  get_property(names GLOBAL PROPERTY acr_image_names)
+  set_property(GLOBAL APPEND PROPERTY acr_image_names ${name})
+  if(source MATCHES "^src/" AND NOT twin STREQUAL name AND twin IN_LIST names)
+    set(base ${ACR_IMAGES}/${twin}.bin)
+    set(packed ${ACR_IMAGES}/${name}.twin.packed)
+  endif()
+  add_custom_command(OUTPUT ${packed} # not anew because another build has a packer of its own
+    COMMAND acromion_pack_image ${packed} ${image} ${base}
+    DEPENDS ${image} ${base} ${PROJECT_SOURCE_DIR}/cmake/pack_image.c ${PROJECT_SOURCE_DIR}/src/core/packed_image.h
+    COMMENT "" VERBATIM)
   file(CONFIGURE OUTPUT ${generated}/${name}.image.S CONTENT
-"/* Generated: embeds the device image of ${name}. A zero byte follows it, as PTX needs. */
+"/* Generated: embeds the device image of ${name}. */
     .section .rodata
     .balign 64
     .global acr__image_${name}
     .hidden acr__image_${name}
 acr__image_${name}:
-    .incbin \"${image}\"
+    .incbin \"${packed}\"
     .global acr__image_end_${name}
     .hidden acr__image_end_${name}
 acr__image_end_${name}:
-    .byte 0
     .section .note.GNU-stack,\"\",%progbits
 ")
-  set_source_files_properties(${generated}/${name}.image.S PROPERTIES OBJECT_DEPENDS ${image})
+  set_source_files_properties(${generated}/${name}.image.S PROPERTIES OBJECT_DEPENDS ${packed})
 endfunction()
 
 # acr_own_files(OUT SOURCE): SOURCE and every file of ours that it includes, however indirectly.

@@ -30,6 +30,9 @@ set(CPACK_DEBIAN_PROGRAM_DESCRIPTION "${CPACK_PACKAGE_DESCRIPTION_SUMMARY}
  kernels, and the choices that were measured.")
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SHLIBDEPS OFF)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "libacromion0 (= ${PROJECT_VERSION})")
+if(ACR_CUDA)
+  set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SUGGESTS libzstd-dev) # the static library's
+endif()
 set(CPACK_DEBIAN_LIBRARY_PACKAGE_GENERATE_SHLIBS ON)
 # The linker's cache learns of the library.
 file(WRITE ${CMAKE_BINARY_DIR}/triggers "activate-noawait ldconfig\n")

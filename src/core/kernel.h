@@ -149,8 +149,8 @@ typedef struct acr__kernel {
     /* Expected seconds of one execution in a stream of them. Called only where why_not is NULL. */
     double (*cost)(const acr_problem *problem, const acr__device *device);
 
-    /* KERNEL_IMAGE and KERNEL_IMAGE_END. cuda: cubin, fatbin, or NUL-terminated PTX; cpu: a text that changes with the
-     * kernel's code. Wisdom is valid for one digest of these bytes. */
+    /* KERNEL_IMAGE and KERNEL_IMAGE_END. cuda: cubin, fatbin, NUL-terminated PTX, or one of them packed
+     * (packed_image.h); cpu: a text that changes with the kernel's code. Wisdom is valid for one digest of the code. */
     const unsigned char *image, *image_end;
 
     /* cpu only */

@@ -16,6 +16,7 @@
 
 #include "context.h"
 #include "internal.h"
+#include "packed_image.h"
 
 enum {
     MAX_CANDIDATES = 256
@@ -81,7 +82,9 @@ const acr__kernel *acr__kernel_find(const char *name)
 
 uint64_t acr__kernel_digest(const acr__kernel *kernel)
 {
-    return XXH3_64bits(kernel->image, (size_t)(kernel->image_end - kernel->image));
+    const size_t bytes = (size_t)(kernel->image_end - kernel->image);
+    acr__packed_image packed;
+    return acr__read_packed(&packed, kernel->image, bytes) ? packed.code_digest : XXH3_64bits(kernel->image, bytes);
 }
 
 /* ---- Estimate ---------------------------------------------------------------------------------------------------- */

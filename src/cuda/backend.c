@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "cuda/driver.h"
+#include "cuda/image.h"
 #include "cuda/ops/ops.h"
 #include "cuda/tensormap.h"
 #include "error.h"
@@ -325,8 +326,12 @@ static acr_status load_library(const cuda_device *d, loaded_image *image)
     char log[256] = "";
     CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
     void *values[] = {log, (void *)(uintptr_t)sizeof log};
-    CUresult result =
-        d->driver.LibraryLoadData(&image->library, image->kernel->image, options, values, 2, NULL, NULL, 0);
+    acr__code code;
+    const acr_status status = acr__code_find(&code, image->kernel);
+    if (status != ACR_OK)
+        return status;
+    const CUresult result = d->driver.LibraryLoadData(&image->library, code.bytes, options, values, 2, NULL, NULL, 0);
+    acr__code_free(&code);
     if (result == CUDA_SUCCESS)
         return ACR_OK;
     char what[400];
