@@ -1,10 +1,10 @@
 #!/bin/sh
 # Compiles one device image and checks its resources: spilled registers and serialised wgmma are errors.
 #   compile_image.sh NVCC IMAGE ARCH PORTABLE_ARCHS SPILLS SOURCE FLAGS...
-# With PORTABLE_ARCHS (separated by ; or space, rising) a fat binary, not compressed: of an ARCH without a letter (80, 89)
-# PTX of ARCH and machine code for each of them that is no older, but of one generation (80, 89) the first alone, which
-# the others run, too, unless the line reads pages (PAGED=1: from sm_89 on one instruction upcasts an 8-bit cache); of
-# any other ARCH its machine code alone. Without, one cubin.
+# With PORTABLE_ARCHS (separated by ; or space, rising) a fat binary, not compressed: of an ARCH without a letter (80,
+# 89) PTX of ARCH and machine code for each of them that is no older, but of one generation (80, 89) the first alone,
+# which the others run, too, unless the line reads pages (PAGED=1: from sm_89 on one instruction upcasts an 8-bit
+# cache); of any other ARCH its machine code alone. Without, one cubin.
 # SPILLS: SPILLS_OK=reason lets spills pass. Leaves IMAGE.d (dependencies) and IMAGE.ptxas (ptxas -v, which
 # `./run resources` tabulates). With KEEP_PTX=1 in the environment also the PTX that nvcc made on the way, for the PTX
 # machine of the tests: of a portable image NAME.<arch>.ptx beside NAME.bin for each target, else NAME.ptx.

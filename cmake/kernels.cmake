@@ -40,8 +40,8 @@ if(ACR_CUDA)
   find_path(ACR_ZSTD_INCLUDE zstd.h)
   find_library(ACR_ZSTD_LIBRARY NAMES libzstd.a zstd) # linked statically where it can be: see docs/decisions/003
   if(NOT ACR_ZSTD_INCLUDE OR NOT ACR_ZSTD_LIBRARY)
-    message(FATAL_ERROR "zstd not found: install it (Debian: libzstd-dev), run ./run setup, or build for the CPU alone: "
-      "-DACR_CUDA=OFF")
+    message(FATAL_ERROR "zstd not found: install it (Debian: libzstd-dev), run ./run setup, or build for the CPU "
+      "alone: -DACR_CUDA=OFF")
   endif()
   add_executable(acromion_pack_image EXCLUDE_FROM_ALL cmake/pack_image.c)
   target_include_directories(acromion_pack_image PRIVATE src/core ${ACR_ZSTD_INCLUDE})
@@ -50,9 +50,9 @@ endif()
 
 # acr_device_image(NAME SOURCE ARCH SPILLS [-DNAME=VALUE...]): makes ${ACR_IMAGES}/NAME.bin, the device image of SOURCE
 # with KERNEL_NAME=NAME (compile_image.sh explains ARCH and SPILLS; the PTX that it leaves beside the image is for the
-# PTX machine of the tests), packs it beside itself (as what differs from that of fp16, where NAME is its bf16 twin
-# and the library has both), and makes ${generated}/NAME.image.S, which embeds it as acr__image_NAME to acr__image_end_NAME. For targets
-# of the folder that calls it.
+# PTX machine of the tests), packs it beside itself (as what differs from that of fp16, where NAME is its bf16 twin and
+# the library has both), and makes ${generated}/NAME.image.S, which embeds it as acr__image_NAME to
+# acr__image_end_NAME. For targets of the folder that calls it.
 function(acr_device_image name source arch spills)
   set(image ${ACR_IMAGES}/${name}.bin)
   set(packed ${ACR_IMAGES}/${name}.packed)

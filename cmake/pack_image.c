@@ -1,5 +1,5 @@
-/* Packs a device image for embedding: pack_image OUT IMAGE [BASE]. With BASE, an image too, OUT is what differs from it.
- * See src/core/packed_image.h. A program of the build, on the machine that builds. */
+/* Packs a device image for embedding: pack_image OUT IMAGE [BASE]. With BASE, an image too, OUT is what differs from
+ * it. See src/core/packed_image.h. A program of the build, on the machine that builds. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

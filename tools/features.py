@@ -14,6 +14,8 @@ import sys
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs/manual/features.md"
 DIMS = (32, 64, 96, 128, 192, 256, 512)
 
+FORWARD = ("f32", "f16", "bf16", "e4m3")
+
 # A feature's name and its fields of a problem's text; {q}: the query length, {kv}: the key length. A third entry: the
 # types that have it, if not all.
 FEATURES = (
@@ -22,7 +24,7 @@ FEATURES = (
     ("sliding window", ":causal:win100"),
     ("key lengths", ":kvlens"),
     ("packed batch", ":packed:bshd"),
-    ("log-sum-exp", ":lse"),
+    ("log-sum-exp", ":lse", FORWARD),
     ("output in float32 (`of32`)", ":of32:lse", ("f16", "bf16")),
     ("softcap", ":causal:cap50"),
     ("sinks", ":causal:sinks"),
@@ -33,10 +35,10 @@ FEATURES = (
     ("key starts (left padding)", ":causal:kvstarts"),
     ("ranges", ":causal:win64:ranges4"),
     ("tree mask", ":causal:tree"),
-    ("cache in pages of 16", ":kvlens:page16"),
-    ("packed queries over such a cache", ":packed:bshd:kvlens:page16"),
-    ("8-bit cache (`kv-e4m3`)", ":kv-e4m3"),
-    ("8-bit cache in pages of 16", ":kvlens:page16:kv-e4m3"),
+    ("cache in pages of 16", ":kvlens:page16", FORWARD),
+    ("packed queries over such a cache", ":packed:bshd:kvlens:page16", FORWARD),
+    ("8-bit cache (`kv-e4m3`)", ":kv-e4m3", FORWARD),
+    ("8-bit cache in pages of 16", ":kvlens:page16:kv-e4m3", FORWARD),
 )
 SHAPES = ((512, 512), (1, 2048), (4, 2048))  # prompt, decoding, several positions
 
@@ -46,7 +48,10 @@ TABLES = (
      ("fwd_wgmma", "fwd_wide", "fwd_short", "fwd_decode", "fwd_split", "fwd_mma", "fwd_simt")),
     ("An H200, e4m3 inputs", ("--gpu", "h200"), ("e4m3",), ("fwd_fp8", "fwd_short", "fwd_mma8", "fwd_simt")),
     ("An H200, f32 inputs", ("--gpu", "h200"), ("f32",), ("fwd_simt",)),
-    ("A CPU", ("--backend", "cpu"), ("f32", "f16", "bf16", "e4m3"), ("fwd_row", "fwd_simd")),
+    ("A CPU", ("--backend", "cpu"), FORWARD, ("fwd_row", "fwd_simd")),
+    ("Gradients on an H200, bf16", ("--gpu", "h200"), ("bwd:bf16",), ("bwd_wgmma", "bwd_short", "bwd_mma")),
+    ("Gradients on an H200, f16", ("--gpu", "h200"), ("bwd:f16",), ("bwd_wgmma", "bwd_short", "bwd_mma")),
+    ("Gradients on a CPU", ("--backend", "cpu"), ("bwd:f32", "bwd:f16", "bwd:bf16"), ("bwd_simd",)),
 )
 
 # What families lack on purpose: (families, features, reason).
@@ -60,6 +65,9 @@ REASONS = (
     ("`fwd_short`", "biases, masks, trees, ranges", "they are read between a product and its exponentials, or before "
      "the first load, with nothing to hide that under"),
     ("`fwd_short`", "packed batches, pages", "its first loads begin before anything is read"),
+    ("`bwd_wgmma`", "additive biases", "tiles of them have neither registers nor shared memory there; `bwd_mma` serves "
+     "them, slower than PyTorch's kernels"),
+    ("gradients", "ranges, trees", "no kernel takes a row's partners from several intervals"),
     ("`fwd_fp8`, `fwd_mma8`, `fwd_short` of e4m3", "all terms", "their threads' registers are used up (`fwd_fp8`'s "
      "four consumers keep even their scales in shared memory, `fwd_mma8`'s lines stand at their bounds of 120 and "
      "168); a cap and biases want each score scaled by its head's scales first; and a cap's second MUFU would double "

@@ -144,10 +144,11 @@ static void problem_of_line(char out[ACR_PROBLEM_TEXT_MAX], const acr__kernel *k
     char value[8];
     const bool is_packed = candidate_parameter(c, "PACKED", value, sizeof value),
                is_exact = candidate_parameter(c, "EXACT", value, sizeof value),
-               is_capped = kernel->pass == ACR_BACKWARD && candidate_parameter(c, "TERMS", value, sizeof value);
+               has_terms = kernel->pass == ACR_BACKWARD && candidate_parameter(c, "TERMS", value, sizeof value);
+    const char *const term = !has_terms ? "" : strcmp(value, "4") == 0 ? ":mask/0,0,64" : ":cap30";
     snprintf(out, ACR_PROBLEM_TEXT_MAX, "%s%s:b2:h1:s64/%d:d%d/%d%s%s", kernel->pass == ACR_BACKWARD ? "bwd:" : "",
              dtypes[kernel->dtype], is_exact ? kernel->stages * kernel->kv_tile : 64, (int)kernel->qk_dim_max,
-             (int)kernel->v_dim_max, is_packed ? ":bshd:packed" : "", is_capped ? ":cap30" : "");
+             (int)kernel->v_dim_max, is_packed ? ":bshd:packed" : "", term);
 }
 
 /* Every line of kernels.def is a legal point of its family's space, and comes back as it is written there, under its

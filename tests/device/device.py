@@ -122,6 +122,15 @@ SHORT_GRADIENTS = ["bwd:b1:h2:s130/190:d{d}:causal", "bwd:b2:h4/2:s65/97:d{d}:kv
                    "bwd:b1:h2:s33:d{d}:causal-tl:bshd", "bwd:b2:h1:s70/210:d{d}:win40/9:atomics",
                    "bwd:b1:h2/1:s40/1190:d{d}:win700/300", "bwd:b1:h2:s520/130:d{d}:causal",
                    "bwd:b3:h2/1:s1/5:d{d}:kvlens:causal", "bwd:b1:h1:s320/330:d{d}:causal:win70"]
+# Rows and keys that biases hide, alone and with the rest; broadcast over heads, entries and rows; none at all.
+BIAS_GRADIENTS = ["bwd:b2:h4/2:s33/133:d{d}:bias-f32/0,4389,133:grad-f32", "bwd:b2:h2:s70/133:d{d}:mask/9310,0,133",
+                  "bwd:b2:h4/2:s33/134:d{d}:causal:bias-bf16/0,4422,134:cap30:sinks",
+                  "bwd:b3:h2/1:s70/50:d{d}:causal:bshd:packed:mask/3500,0,50", "bwd:b2:h2:s150/97:d{d}:mask/97,0,0",
+                  "bwd:b1:h2:s50/70:d{d}:bias-f16/0,3500,70:alibi:kvlens"]
+# Masks alone: of each head, of an entry's rows at once, beside a causal mask and key lengths, in rows of 16 bytes.
+MASK_GRADIENTS = [BIAS_GRADIENTS[1], BIAS_GRADIENTS[4], "bwd:b2:h2/1:s330/390:d{d}:causal:mask/0,0,400",
+                  "bwd:b2:h2:s200/270:d{d}:mask/0,54400,272:kvlens:grad-f32",
+                  "bwd:b1:h4/2:s520/300:d{d}:mask/0,156000,300:atomics"]
 TERM_GRADIENTS = ["bwd:b2:h2/1:s40/100:d{d}:causal:kvstarts:chunk32:dos=0,0,{d}", "bwd:b1:h2:s50/70:d{d}:alibi",
                   "bwd:b1:h2:s50/70:d{d}:causal:alibi:cap30"]
 
@@ -183,15 +192,17 @@ GROUPS = {
               (90, 2, "fwd_wgmma_*_sinks_*", [LATE], problems(SINKS, [64, 128])),
               (90, 2, "fwd_wgmma_*_cap_*", [LATE], problems(CAPS, [64, 128])),
               (90, 2, "fwd_wgmma_*_bias_*", [LATE], problems(BIASES, [64, 128])),
-              (90, 2, "fwd_wgmma_f16_d64_*_bias_tiles_*", [LATE_TOO], problems(BIAS_TILES, [64], ["f16"])),
-              (90, 2, "fwd_wgmma_f16_d64_*_bias_tiles_*", [LATE, EAGER], problems(BIAS_BEHIND, [64], ["f16"])),
+              (90, 2, "fwd_wgmma_f16_d64_*_mask_tiles_*", [LATE, EAGER], problems(MASKS + BIAS_BEHIND, [64], ["f16"])),
+              (90, 2, "fwd_wgmma_bf16_d64_*_mask_tiles_*", [LATE_TOO], problems(MASKS, [64], ["bf16"])),
+              (90, 2, "fwd_wgmma_*_d64_*_bias_first_*", [LATE_TOO], problems(BIAS_TILES, [64])),
+              (90, 2, "fwd_wgmma_f16_d64_*_bias_first_*", [LATE], problems(BIAS_TILES[1:3], [64], ["f16"]), "large"),
               (90, 2, "fwd_wgmma_bf16_d128_*_bias_tiles_*", [LATE, EAGER],
                problems([*BIAS_TILES[1:3], BIAS_TILES[4]], [128], ["bf16"])),
               (90, 2, "fwd_wgmma_*_d128_*_bias_tiles_*", [LATE], problems(BIAS_TILES[1:3], [128]), "large"),
               (90, 2, "fwd_wgmma_*_d64_*_cap_*", [EAGER], problems(LATE_CAPPED_MAXIMA, [64]), "large"),
-              (90, 2, "fwd_wgmma_bf16_*_mask_tiles_*", [LATE, EAGER],
+              (90, 2, "fwd_wgmma_bf16_d128_*_mask_tiles_*", [LATE, EAGER],
                problems(MASKS + BIAS_BEHIND[:1], [128], ["bf16"])),
-              (90, 2, "fwd_wgmma_f16_*_mask_tiles_*", [LATE], problems(MASKS[:1], [128], ["f16"]))] +
+              (90, 2, "fwd_wgmma_f16_d128_*_mask_tiles_*", [LATE], problems(MASKS[:1], [128], ["f16"]))] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_paged_sm90a", [order], problems(PAGED_PROMPTS[1:], [d]))
               for d, order in ((64, EAGER), (128, LATE))] +
              [(90, 2, f"fwd_wgmma_*_d{d}_*_kv8_*", orders, problems(NARROW_PROMPTS, [d]))
@@ -224,13 +235,16 @@ GROUPS = {
            [(90, 2, f"fwd_fp8_*_d{d}_*", [LATE], problems(SHAPES[:3] + LONG[:1], [d], ["e4m3"])) for d in (192, 256)] +
            [(90, 2, f"fwd_fp8_*_{line}*", orders, problems(WINDOWS, [d], ["e4m3"]))
             for line, d, orders in (("d64_1", 64, [LATE, EAGER]), ("d128_", 128, [LATE_TOO]), ("d256_", 256, [LATE]))],
-    "bwd": [(90, 2, "bwd_wgmma_*_d64_*", [LATE], problems(GRADIENTS + OTHER_GRADIENTS, [64])),
-            (90, 2, "bwd_wgmma_f16_d64_*", [EAGER], problems(GRADIENTS + OTHER_GRADIENTS, [64], ["f16"])),
+    "bwd": [(90, 2, "bwd_wgmma_*_d64_*", [LATE], problems(GRADIENTS + OTHER_GRADIENTS + MASK_GRADIENTS[:1], [64])),
+            (90, 2, "bwd_wgmma_f16_d64_*", [EAGER],
+             problems(GRADIENTS + OTHER_GRADIENTS + MASK_GRADIENTS[:1], [64], ["f16"])),
             (90, 2, "bwd_wgmma_*_d128_*_pair_[sc]*", [LATE], problems(GRADIENTS, [128])),
             *((90, 6, f"bwd_wgmma_*_d{d}_*_pair_sm90a", orders, problems(PAIRED_GRADIENTS + GRADIENTS[2:5], [d]))
               for d, orders in ((64, [LATE_TOO, EAGER]), (128, [LATE, EAGER]), (256, [EAGER, LATE]))),
             *((90, 80, f"bwd_wgmma_*_d{d}_*_pair_sm90a", [order], problems(CONVERTED_GRADIENTS, [d]))
               for d, order in ((64, LATE), (128, LATE_TOO), (256, LATE))),
+            (90, 4, "bwd_wgmma_*_d64_*_mask_*", [LATE, EAGER], problems(MASK_GRADIENTS, [64])),
+            (90, 4, "bwd_wgmma_*_d128_*_mask_*", [LATE_TOO], problems(MASK_GRADIENTS, [128])),
             (90, 2, "bwd_wgmma_*_d128_*_packed_*", [EAGER], problems(OTHER_GRADIENTS[:2], [128])),
             (90, 2, "bwd_wgmma_*_d128_*_cap_*", [LATE], problems(OTHER_GRADIENTS[2:], [96])),
             (90, 4, "bwd_wgmma_*_d128_*_pair_[sc]*", [EAGER], problems(GRADIENTS[:2], ["72/104"])),
@@ -243,6 +257,10 @@ GROUPS = {
             (80, 4, "bwd_mma_f16_d64_*", [LATE], problems(GRADIENTS[:4] + TERM_GRADIENTS, [64], ["f16"])),
             (90, 4, "bwd_mma_bf16_d64_*", [EAGER], problems([GRADIENTS[1], *OTHER_GRADIENTS[::2]], [64], ["bf16"])),
             (89, 4, "bwd_mma_bf16_d128_*", [LATE], problems(GRADIENTS[1:3] + TERM_GRADIENTS[:1], [128], ["bf16"])),
+            (80, 4, "bwd_mma_f16_d64_*_bias_*", [LATE, EAGER], problems(BIAS_GRADIENTS, [64], ["f16"])),
+            (90, 4, "bwd_mma_bf16_d64_*_bias_*", [LATE_TOO], problems(BIAS_GRADIENTS[:3], [40], ["bf16"])),
+            (89, 4, "bwd_mma_bf16_d128_*_bias_*", [EAGER], problems(BIAS_GRADIENTS[1:4], [128], ["bf16"])),
+            (120, 4, "bwd_mma_f16_d128_*_bias_*", [LATE], problems(BIAS_GRADIENTS[::2], ["72/104"], ["f16"])),
             (120, 4, "bwd_mma_f16_d128_*", [EAGER], problems(GRADIENTS[:2] + OTHER_GRADIENTS[:1], ["72/104"],
                                                              ["f16"]))],
     # fp8 scales of batch entries and heads.

@@ -527,8 +527,7 @@ static void set_dims(space *s)
     }
 }
 
-/* A kernel may want several query heads for each key head, and may serve one kind of cache alone. */
-static void set_probe_heads(space *s)
+static bool find_probe_heads(space *s)
 {
     for (int cache = 0; cache < CACHE_VALUES; cache++)
         for (int place = 0; place < HEAD_VALUES; place++)
@@ -540,8 +539,19 @@ static void set_probe_heads(space *s)
                 s->flags[0] = flag_values[i];
                 const choice c = first_choice(s);
                 if (case_of(&probe, s, &c))
-                    return;
+                    return true;
             }
+    return false;
+}
+
+/* A kernel may want several query heads for each key head, and may serve one kind of cache, or masks, alone. */
+static void set_probe_heads(space *s)
+{
+    s->terms[0] = TERMS_NONE;
+    if (!find_probe_heads(s)) {
+        s->terms[0] = TERMS_MASK;
+        find_probe_heads(s);
+    }
 }
 
 /* The caches that it serves, that of the probes first. */

@@ -8,6 +8,7 @@
 
 #include "cuda/device/attention/gradients.cuh"
 #include "cuda/device/attention/kv_loader.cuh"
+#include "cuda/device/attention/scores.cuh"
 
 enum {
     LINE_TYPE = BF16 ? ACR_BF16 : ACR_F16,
@@ -169,6 +170,13 @@ DEV float2 row_stats(const bwd_args &args, const line_head &of, const unstored_s
     return {stats_lse(find_lse(a, of.rows, of.batch, head)[row]), dot_dims(o, d_o)};
 }
 
+/* taken: by ALiBi. */
+DEV float weight_exponent(float score, float factor, float bias, float taken, float lse)
+{
+    return has_term(FWD_TERM_BIAS) ? added_exponent(score, factor, bias - taken, lse)
+                                   : fmaf(score, factor, -(lse + taken));
+}
+
 /* Computes a line's dK and dV, or dQ, again, by a warp, and stores columns [first, end) of those. */
 template <bool KEYS, typename STATS>
 DEV void fix_line(const bwd_args &args, const line_head &of, const STATS &stats, int line, int first, int end, int lane)
@@ -192,19 +200,26 @@ DEV void fix_line(const bwd_args &args, const line_head &of, const STATS &stats,
                 is_lost = is_lost && isnan(dx[i]) && (!KEYS || isnan(dy[i]));
             if (__all_sync(~0u, is_lost))
                 break;
+            float bias = 0.0f;
+            if (has_term(FWD_TERM_BIAS) && a.bias != nullptr) {
+                const row_terms t = find_row_terms(a, of.entry, of.batch, KEYS ? head : of.head, KEYS ? partner : line);
+                bias = find_bias(a, t, KEYS ? line : partner);
+                if (bias == -CUDART_INF_F)
+                    continue;
+            }
             const float2 row = row_stats(args, of, stats, KEYS ? head : of.head, KEYS ? partner : line, lane);
             float other_x[LANE_DIMS], other_y[LANE_DIMS];
             load_dims(other_x, of_x, partner, lane);
             load_dims(other_y, of_y, partner, lane);
             const float score = dot_dims(x, other_x), dp = dot_dims(y, other_y);
-            const float offset = row.x + slope * fabsf((float)(position_of<KEYS>(of.entry, line) - partner));
+            const float taken = slope * fabsf((float)(position_of<KEYS>(of.entry, line) - partner));
             float p, flat = 1.0f;
             if (has_term(FWD_TERM_CAP) && a.softcap > 0.0f) {
                 const float t = tanh_fast(score * a.softcap_in);
                 flat = fmaf(-t, t, 1.0f);
-                p = exp2_fast(fmaf(t, a.softcap_out, -offset));
+                p = exp2_fast(weight_exponent(t, a.softcap_out, bias, taken, row.x));
             } else
-                p = exp2_fast(fmaf(score, a.scale_log2, -offset));
+                p = exp2_fast(weight_exponent(score, a.scale_log2, bias, taken, row.x));
             const float ds = p * flat * (dp - row.y);
 #pragma unroll
             for (int i = 0; i < LANE_DIMS; i++) {
@@ -229,7 +244,7 @@ template <bool KEYS, typename STATS>
 DEV void fix_lines(const bwd_args &args, const line_head &of, const STATS &stats, unsigned spoilt, int first_line,
                    int first, int end, int lane)
 {
-    if (!hides_keys(of.entry))
+    if (!hides_keys(args.fwd, of.entry))
         return;
     __syncwarp(); /* the values are other lanes' */
 #pragma unroll 1

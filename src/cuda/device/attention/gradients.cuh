@@ -40,10 +40,20 @@ DEV float dot_chunk(uint4 x, uint4 y)
     return sum;
 }
 
-/* A row's LSE as statistics have it; that of a row that does not exist counts as -inf. */
+/* A row's LSE as statistics have it; that of a row that does not exist counts as -inf. As biases do (finished_bias) a
+ * finite one stays finite. */
 DEV float stats_lse(float lse)
 {
-    return lse == -CUDART_INF_F ? CUDART_INF_F : lse * LOG2_E;
+    if (lse == -CUDART_INF_F)
+        return CUDART_INF_F;
+    return has_term(FWD_TERM_BIAS) ? fmaxf(lse * LOG2_E, -CUDART_MAX_NORMAL_F) : lse * LOG2_E;
+}
+
+/* The exponent of 2 of a weight that numbers are added to. Those may be so low that scores vanish beside them, in the
+ * LSE, too: so they come first. */
+DEV float added_exponent(float score, float factor, float added, float lse)
+{
+    return fmaf(score, factor, added) - lse;
 }
 
 /* Finds the statistics of an entry's query tile, by STATS_THREADS threads, and stores them at `to`. */

@@ -70,8 +70,7 @@ static_assert(Q_TILE % WARP_ROWS == 0 && KV_TILE % 16 == 0 && Q_TILE % KV_TILE =
 static_assert(KV_TILE / 2 <= THREADS, "a thread copies 16 bytes of a step's statistics");
 static_assert(STAGES >= 2, "STAGES: one tile is computed on while the next is on its way");
 static_assert(HELPER_THREADS == STATS_THREADS, "the host launches as many");
-static_assert((TERMS & ~(FWD_TERM_CAP | FWD_TERM_SINKS | FWD_TERM_ALIBI | FWD_TERM_LIMITS)) == 0,
-              "TERMS: what leaves a line one interval of partners, and no biases");
+static_assert((TERMS & (FWD_TERM_TREE | FWD_TERM_RANGES)) == 0, "TERMS: neither trees nor ranges");
 
 #define NAME_WITH_(name, suffix) name##suffix
 #define NAME_WITH(name, suffix) NAME_WITH_(name, suffix)
@@ -169,6 +168,13 @@ template <bool KEYS> DEV void load_step(const bwd_args &args, const owned &own, 
 }
 
 /* ---- A tile of scores: lines by partners ---- */
+
+template <int ELEMS> DEV void clear(float (&d)[M_TILES][ELEMS])
+{
+#pragma unroll
+    for (int i = 0; i < M_TILES * ELEMS; i++)
+        d[i / ELEMS][i % ELEMS] = 0.0f;
+}
 
 /* Of the lines that a lane holds, if they are queries. */
 typedef struct line_state {
@@ -285,6 +291,77 @@ DEV void find_probabilities(score_tile &s, probability_tile &p, const fwd_args &
         }
 }
 
+/* ---- Biases ---- */
+
+/* Elements of a bias for a tile, as what they add to exponents of 2; -inf hides a pair. Nothing is read of rows and
+ * keys that do not exist, whose scores nobody wants. */
+template <bool KEYS, int BYTES>
+DEV void load_biases(score_tile &b, const fwd_args &a, const owned &own, const lane_place &l, int head, int partner)
+{
+    const char *const biases =
+        (const char *)a.bias + (own.of.batch * a.bias_stride.batch + head * a.bias_stride.head) * BYTES;
+    const int column = partner + 2 * (l.lane % 4);
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int i = 0; i < KEY_TILES * 4; i++) {
+            const int line = line_at(own, l, m, i % 4 / 2), other = column + 8 * (i / 4) + i % 2,
+                      row = KEYS ? other : line, key = KEYS ? line : other;
+            b[m][i] = 0.0f;
+            if (line < own.end && other < own.partners)
+                b[m][i] =
+                    bias_of<BYTES>(load_bits<BYTES>(biases + (row * a.bias_stride.row + key) * BYTES), a.bias_type);
+        }
+}
+
+/* What is added to the exponents of a tile, ALiBi's share included; -inf: the pair is hidden, by whatever rule. */
+template <bool KEYS>
+DEV void find_added(score_tile &b, const shared_memory &smem, const fwd_args &a, const owned &own, const lane_place &l,
+                    int head, int partner, bool masked)
+{
+    if (a.bias == nullptr)
+        clear(b);
+    else if (a.bias_type == FWD_BIAS_F32)
+        load_biases<KEYS, 4>(b, a, own, l, head, partner);
+    else if (a.bias_type == FWD_BIAS_MASK)
+        load_biases<KEYS, 1>(b, a, own, l, head, partner);
+    else
+        load_biases<KEYS, 2>(b, a, own, l, head, partner);
+    const float slope = slope_of(a, head);
+    if (slope != 0.0f) {
+#pragma unroll
+        for (int i = 0; i < M_TILES * KEY_TILES * 4; i++)
+            b[i / (KEY_TILES * 4)][i % (KEY_TILES * 4)] -=
+                slope * distance_of<KEYS>(own, l, i / (KEY_TILES * 4), i % (KEY_TILES * 4), partner);
+    }
+    hide_partners(b, smem, l, partner, masked);
+}
+
+/* find_probabilities where numbers are added: added, of find_added. */
+template <bool KEYS>
+DEV void find_probabilities(score_tile &s, probability_tile &p, const fwd_args &a, const score_tile &added,
+                            const line_state &lines, const partner_stage &stage, const lane_place &l)
+{
+    const bool capped = is_capped(a);
+    const float factor = capped ? a.softcap_out : a.scale_log2;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int i = 0; i < KEY_TILES * 4; i += 2) {
+            float x[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const float score = capped ? tanh_fast(s[m][i + j] * a.softcap_in) : s[m][i + j], b = added[m][i + j];
+                const float exponent = added_exponent(score, factor, b, lse_of<KEYS>(lines, stage, l, m, i + j));
+                x[j] = b == -CUDART_INF_F ? 0.0f : exp2_fast(exponent);
+                s[m][i + j] = capped ? x[j] * fmaf(-score, score, 1.0f) : x[j];
+            }
+            p[m][i / 8][i % 8 / 2] = pack<BF16>(x[0], x[1]);
+        }
+}
+
+/* ---- Gradients of scores ---- */
+
 /* dS = P * (dP - D), rounded. */
 template <bool KEYS>
 DEV void find_score_gradients(probability_tile &ds, const score_tile &p, const score_tile &dp, const line_state &lines,
@@ -306,13 +383,6 @@ DEV void find_score_gradients(probability_tile &ds, const score_tile &p, const s
 }
 
 /* ---- The loop ---- */
-
-DEV void clear(output_tile &d)
-{
-#pragma unroll
-    for (int i = 0; i < M_TILES * DIM_TILES * 4; i++)
-        d[i / (DIM_TILES * 4)][i % (DIM_TILES * 4)] = 0.0f;
-}
 
 /* Where the thread is, found anew: addresses that follow from it are not kept over a step, for want of registers. */
 DEV lane_place find_place(void)
@@ -371,9 +441,16 @@ template <bool KEYS> DEV void find_gradients(const bwd_args &args, shared_memory
         const query_operands unused = {};
         score_tile s, dp;
         probability_tile p, ds;
-        multiply_scores(s, unused, x_smem, from_x, place);
-        hide_partners(s, smem, place, partner, masked);
-        find_probabilities<KEYS>(s, p, a, own, lines, smem.ring[stage], place, at.head, partner);
+        if constexpr (has_term(FWD_TERM_BIAS)) {
+            score_tile added;
+            find_added<KEYS>(added, smem, a, own, place, KEYS ? at.head : own.of.head, partner, masked);
+            multiply_scores(s, unused, x_smem, from_x, place);
+            find_probabilities<KEYS>(s, p, a, added, lines, smem.ring[stage], place);
+        } else {
+            multiply_scores(s, unused, x_smem, from_x, place);
+            hide_partners(s, smem, place, partner, masked);
+            find_probabilities<KEYS>(s, p, a, own, lines, smem.ring[stage], place, at.head, partner);
+        }
         if (KEYS)
             multiply_values(dy, p, from_y, 0, place.lane);
         multiply_scores(dp, unused, y_smem, from_y, place);
@@ -477,6 +554,18 @@ static void shape(const acr_problem *problem, const acr__device *device, acr__la
     launch->grid[1] = (uint32_t)problem->kv_heads;
 }
 
+/* By how much a line with biases is slower, which reads their elements one by one; seen on an H200. */
+static double bias_factor(const acr_problem *problem)
+{
+    if (!(TERMS & FWD_TERM_BIAS))
+        return 1.0;
+    if (problem->bias_dtype == ACR_DTYPE_DEFAULT)
+        return 1.6; /* other lines serve those */
+    if (problem->bias_dtype == ACR_BOOL8)
+        return DIM == 64 ? 1.05 : 1.43;
+    return DIM == 64 ? 1.65 : 2.7;
+}
+
 /* Fitted to times of an H200 (lab.md, "The cost"): cycles of a CTA for a step, which waits more than it multiplies, and
  * by its products' FLOPs. */
 static double cost(const acr_problem *problem, const acr__device *device)
@@ -513,7 +602,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
         seconds += (shared > alone ? shared : alone) / device->clock_hz;
     }
     const double rows = (double)(problem->batch * problem->q_heads * problem->q_len);
-    return seconds + rows * DIM * 2 * ELEM_BYTES / acr__memory_rate(problem, device, 1.0);
+    return seconds * bias_factor(problem) + rows * DIM * 2 * ELEM_BYTES / acr__memory_rate(problem, device, 1.0);
 }
 
 const acr__kernel KERNEL_DESCRIPTION = {

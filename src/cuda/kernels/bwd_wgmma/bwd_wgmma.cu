@@ -14,9 +14,10 @@
  * See README.md.
  *
  * Parameters: DIM (64, 128 or 256; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1,
- * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP or 0), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work
- * may take of L2), DQ_RED=1 (dQ goes to global memory from registers, direct_dq.cuh), PAIR=1 (two CTAs sum dQ of their
- * keys together, paired_keys.cuh or, of DIM 256 and with DQ_RED=1, paired_dims.cuh).
+ * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP, or FWD_TERM_BIAS: boolean masks alone, or 0), HEADS_MEMORY (KB
+ * of Q, dO and dQ that the heads at work may take of L2), DQ_RED=1 (dQ goes to global memory from registers,
+ * direct_dq.cuh), PAIR=1 (two CTAs sum dQ of their keys together, paired_keys.cuh or, of DIM 256 and with DQ_RED=1,
+ * paired_dims.cuh).
  *
  * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 */
 #include "cuda/device/attention/parameters.h"
@@ -36,7 +37,9 @@
 /* Both warpgroups have the same keys: dK and dV of 128 do not fit the register file. */
 #define SHARED_KEYS (DIM == 256)
 /* K and V of a warpgroup as fragments, read from shared memory once a work tile; other lines lack the registers. */
-#define KEYS_IN_REGISTERS (DIM == 64 && !(TERMS))
+#define KEYS_IN_REGISTERS (DIM == 64 && !((TERMS)&1))
+/* Boolean masks, packed as bits by the first kernel (mask_bits.cuh). */
+#define MASK_BITS (((TERMS)&4) != 0)
 /* A pair loads query tiles once for both CTAs. To 128 dims that brought nothing. */
 #define SHARED_QUERIES (PAIR && SHARED_KEYS)
 /* dQ takes V's place in shared memory: none is left before both warpgroups have stored dS, and so have read V. */
@@ -44,8 +47,8 @@
 /* Of the four blocks of 64 keys of a pair the first CTA owns the first and the last, the second those between: under a
  * causal mask both then see as much. */
 #define SPREAD_KEYS (PAIR && !SHARED_KEYS)
-/* Where all rows see all keys, CTAs without work convert dQ. Lines without pairs lose 1 % under a causal mask by it
- * (lab.md), those with terms have not been timed. */
+/* Where all rows see all keys, CTAs without work convert dQ. Lines without pairs, and those with a softcap, lose 1 %
+ * under a causal mask by it (lab.md). */
 #define CONVERTED_DQ (PAIR && !PACKED && !(TERMS))
 #include <stddef.h>
 
@@ -82,7 +85,8 @@ enum {
     DQ_ROUNDS = SHARED_KEYS && PAIR > 0 ? 1 : DQ_PARTS / CONSUMERS, /* of a visit: parts that a warpgroup computes */
     DQ_BUFFERS = SHARED_KEYS || PAIR > 0 ? 1 : CONSUMERS,           /* one: the warpgroups take turns */
     STATS_BYTES = 2 * Q_TILE * 4,
-    DQ_PLACES = 2, /* visits of whose dQ consumers may know where it goes */
+    DQ_PLACES = 2,        /* visits of whose dQ consumers may know where it goes */
+    HIDDEN_VISITS = 2048, /* of a work tile, of which is noted whether a mask hides them; those behind are made */
     CONVERTING_CTAS = 72
 };
 
@@ -132,6 +136,13 @@ typedef struct tile_results {
     float *stats, *dq;
 } tile_results;
 
+/* The words of a warpgroup's keys for query tile 0 of a work tile's first head, and how far those of the next query
+ * tile, and of the next head, are behind them (mask_bits.cuh). */
+typedef struct mask_place {
+    const uint32_t *words;
+    int64_t of_tile, of_head;
+} mask_place;
+
 /* What lies where in shared memory; the device's loads want each tile at a multiple of 1024 bytes. */
 typedef struct shared_memory {
     uint8_t k[KV_BYTES];
@@ -178,6 +189,10 @@ typedef struct shared_memory {
 #if !DQ_RED
     uint64_t dq_full[ADDERS * (PAIR ? 1 : CONSUMERS)], dq_empty[CONSUMERS];
 #endif
+#if MASK_BITS
+    uint32_t hidden_visits[CONSUMERS][HIDDEN_VISITS / 32]; /* bits: whether all pairs are hidden from a warpgroup */
+    mask_place mask_places[CONSUMERS];
+#endif
 #if SHARED_KEYS
     uint64_t p_full;
 #endif
@@ -208,13 +223,15 @@ enum {
     ANY_ORDER = -1,                    /* instead of a turn */
     NO_MORE = -2,                      /* visits of this CTA */
     BOTH_CONSUMERS = 1,                /* a named barrier */
+    A_CONSUMER = 2,                    /* of the first one, by itself; the second's is the next */
     FINISH_THREADS = WARPGROUP_THREADS /* of the last kernel */
 };
 
 static_assert(DIM == 64 || DIM == 128 || DIM == 256, "DIM: 64, 128 or 256");
 static_assert(Q_TILE == (DIM == 64 ? 128 : 64), "Q_TILE: dQ is parts of 64 x 64, two or four");
 static_assert(HEADS_MEMORY >= 1024, "HEADS_MEMORY: a MB or more");
-static_assert((TERMS & ~FWD_TERM_CAP) == 0, "TERMS: softcap alone");
+static_assert(TERMS == 0 || TERMS == FWD_TERM_CAP || TERMS == FWD_TERM_BIAS, "TERMS: a softcap, or masks, or none");
+static_assert(!MASK_BITS || (PAIR && !SHARED_KEYS && !PACKED), "TERMS: masks at DIM 64 and 128 with PAIR alone");
 static_assert(DQ_RED == 0 || DQ_RED == 1, "DQ_RED: 0 or 1");
 static_assert(PAIR == 0 || (PAIR == 1 && DQ_RED == SHARED_KEYS && (DIM != 64 || KEYS_IN_REGISTERS)),
               "PAIR: 0, or at DIM 64, with K and V in registers, 128 and, with DQ_RED, 256 1");
@@ -252,6 +269,10 @@ DEV char *spoilt_of(const fwd_args &a, int entry, int kv_head, int tile)
            (int64_t)number * BWD_SPOILT_BYTES;
 }
 
+#if MASK_BITS
+#include "cuda/kernels/bwd_wgmma/mask_bits.cuh"
+#endif
+
 /* ---- The first kernel: a CTA a tile of queries; grid {tiles, query heads, entries}. ---- */
 
 extern "C" __global__ void __launch_bounds__(STATS_THREADS)
@@ -265,6 +286,9 @@ extern "C" __global__ void __launch_bounds__(STATS_THREADS)
     if (blockIdx.x == 0 && head == 0 && entry == 0 && threadIdx.x == 0)
         for (int i = 0; i < 1 + CONVERTED_DQ; i++)
             ((uint32_t *)a.workspace)[i] = 0;
+#if MASK_BITS
+    pack_mask(a, entry, head, tile);
+#endif
     if (tile * Q_TILE >= rows.q_len)
         return;
     const tile_results to = results_of(a, head, bwd_first_tile(&a, entry, Q_TILE) + tile);
@@ -934,6 +958,19 @@ DEV int64_t key_gradient_index(const key_work &w, const fwd_strides &stride, int
 #include "cuda/kernels/bwd_wgmma/own_keys.cuh"
 #endif
 
+/* What a lane of the 16 rows by 64 columns of dQ that a warp had in registers had of them. from: the lane's first. */
+DEV void load_piece(float (&d)[32], const float4 *from)
+{
+#pragma unroll
+    for (int g = 0; g < 8; g++) {
+        const float4 x = from[g * WARPGROUP_THREADS];
+        d[4 * g] = x.x;
+        d[4 * g + 1] = x.y;
+        d[4 * g + 2] = x.z;
+        d[4 * g + 3] = x.w;
+    }
+}
+
 #if CONVERTED_DQ
 #include "cuda/kernels/bwd_wgmma/converted_dq.cuh"
 #endif
@@ -1060,16 +1097,9 @@ DEV void finish_dq(const bwd_args &args, const line_head &of, int tile, int part
     const tile_results from = results_of(a, of.head, bwd_first_tile(&a, of.batch, Q_TILE) + tile);
     const visible_tiles seen = key_tiles_of(of.entry, tile);
     const bool is_seen = seen.first < seen.end; /* else nobody has written its sums */
-    const float4 *const dq = (const float4 *)(from.dq + part * DQ_PART_FLOATS);
-    float d[32];
-#pragma unroll
-    for (int g = 0; g < 8; g++) {
-        const float4 x = is_seen ? dq[g * WARPGROUP_THREADS + thread] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        d[4 * g] = x.x;
-        d[4 * g + 1] = x.y;
-        d[4 * g + 2] = x.z;
-        d[4 * g + 3] = x.w;
-    }
+    float d[32] = {};
+    if (is_seen)
+        load_piece(d, (const float4 *)(from.dq + part * DQ_PART_FLOATS) + thread);
     const int column = DIM == 64 ? 0 : 64 * part, columns = a.qk_dim - column;
     const int first_row = tile * Q_TILE + (DIM == 64 ? 64 * part : 0) + thread / WARP_THREADS * 16;
     unsigned spoilt = 0;
@@ -1150,10 +1180,17 @@ static int64_t count_work_tiles(const acr_problem *problem)
     return (problem->kv_len + WORK_KEYS - 1) / WORK_KEYS;
 }
 
+static int is_masked(const acr_problem *problem)
+{
+    return problem->bias_dtype == ACR_BOOL8;
+}
+
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     if (count_key_tiles(problem) > INT32_MAX / 2 / (problem->kv_heads * problem->batch))
         return "batch * kv_heads has more than 2^30 key tiles";
+    if (MASK_BITS && !is_masked(problem))
+        return "bias_dtype: the kernel serves problems with a boolean mask alone (TERMS)";
     return tile_why_not(problem, device);
 }
 
@@ -1163,9 +1200,11 @@ static size_t workspace(const acr_problem *problem, const acr__device *device)
                            .q_heads = (int32_t)problem->q_heads,
                            .kv_heads = (int32_t)problem->kv_heads,
                            .q_len = (int32_t)problem->q_len,
-                           .kv_len = (int32_t)problem->kv_len};
+                           .kv_len = (int32_t)problem->kv_len,
+                           .bias_stride = {.batch = problem->bias.batch, .head = problem->bias.head}};
     (void)device;
-    return (size_t)bwd_workspace_of(&args, Q_TILE, KV_TILE, DIM, WORK_CTAS).bytes;
+    const int64_t bytes = bwd_workspace_of(&args, Q_TILE, KV_TILE, DIM, WORK_CTAS).bytes;
+    return (size_t)(bytes + (MASK_BITS ? bwd_masks_of(&args, Q_TILE, WORK_KEYS).bytes : 0));
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
@@ -1206,7 +1245,7 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
         launch->grid[0] = (problem->flags & ACR_SINKS) != 0;
     else
         launch->grid[0] *= DQ_PARTS;
-    if (is_limited(problem))
+    if (is_limited(problem) || is_masked(problem))
         launch->grid[0] += (uint32_t)((count_key_tiles(problem) + group - 1) / group);
     launch->block = FINISH_THREADS;
 }
@@ -1223,8 +1262,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
     static const fitted_cycles alone[] = {{4750, 7700, 3100}, {4500, 8600, 3300}, {7550, 21200, 4100}}, /* DIM 64.. */
         pairs[] = {{4500, 9600, 5000}, {3900, 10400, 3000}, {4000, 17600, 5500}};
     const fitted_cycles fitted = (PAIR ? pairs : alone)[DIM / 128];
-    const double visit_cycles =
-        fitted.visit + (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0); /* without a cap, too: other lines serve those */
+    const double visit_cycles = fitted.visit + (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0) + (MASK_BITS ? 500.0 : 0.0);
     const visible_entry entry = acr__longest_entry(problem);
     const double heads = (double)(problem->batch * problem->kv_heads),
                  group = (double)(problem->q_heads / problem->kv_heads);

@@ -17,7 +17,7 @@ enum {
 typedef struct dq_pieces {
     const float *from;
     const int32_t *visits;
-    char *to;          /* of the first row and column */
+    int64_t to;        /* the element of dQ that the first row begins with */
     int rows, columns; /* of the gradient, from the first piece's on */
 } dq_pieces;
 
@@ -35,55 +35,22 @@ DEV dq_pieces find_pieces(const bwd_args &args, uint32_t part, uint32_t per_head
     const tile_results from = results_of(a, head, bwd_first_tile(&a, entry, Q_TILE) + tile);
     const int64_t to = entry * args.dq_stride.batch + head * args.dq_stride.head + row * args.dq_stride.row + column;
     return {from.dq + of_head * DQ_PART_FLOATS + piece * (WARP_THREADS * 4),
-            from.visits + of_head * WORK_CTAS / DQ_PARTS, (char *)args.dq + to * (args.grad_f32 ? 4 : ELEM_BYTES),
-            a.q_len - row, a.qk_dim - column};
+            from.visits + of_head * WORK_CTAS / DQ_PARTS, to, a.q_len - row, a.qk_dim - column};
 }
 
-/* Two rows of eight columns, the sums of a quad of threads: register 4g + r of thread t is float 4 (128g + t) + r of
- * the part, so they lie one behind the other. */
-DEV void store_quad(const bwd_args &args, const dq_pieces &p, const float4 (&of_quad)[4], int row, int column)
-{
-    const float scale = args.fwd.scale;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (row + 8 * h >= p.rows || column >= p.columns)
-            continue;
-        float y[8];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            y[2 * i] = (h == 0 ? of_quad[i].x : of_quad[i].z) * scale;
-            y[2 * i + 1] = (h == 0 ? of_quad[i].y : of_quad[i].w) * scale;
-        }
-        const int64_t at = (row + 8 * h) * args.dq_stride.row + column;
-        if (args.grad_f32) {
-            float4 *const to = (float4 *)(p.to + at * 4);
-            to[0] = make_float4(y[0], y[1], y[2], y[3]);
-            to[1] = make_float4(y[4], y[5], y[6], y[7]);
-        } else
-            *(uint4 *)(p.to + at * ELEM_BYTES) = make_uint4(pack<BF16>(y[0], y[1]), pack<BF16>(y[2], y[3]),
-                                                            pack<BF16>(y[4], y[5]), pack<BF16>(y[6], y[7]));
-    }
-}
-
-/* Converts pieces from the first one on, 16 rows by 64 columns each; neighbouring lanes have neighbouring columns. */
+/* Converts pieces from the first one on. */
 DEV void convert_pieces(const bwd_args &args, const dq_pieces &p, int count, int lane)
 {
-    enum {
-        AT_ONCE = 2 /* quads' sums of a lane: a piece */
-    };
-    const int row = lane / 4;
 #pragma unroll 1
     for (int piece = 0; piece < count; piece++) {
-        const float4 *const from = (const float4 *)p.from + piece * WARP_THREADS + row * 4;
-        float4 x[AT_ONCE][4];
+        float d[32];
+        load_piece(d, (const float4 *)p.from + piece * WARP_THREADS + lane);
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                x[i][j] = from[(i * 4 + lane % 4) * WARPGROUP_THREADS + j];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            store_quad(args, p, x[i], row + piece * PIECE_ROWS, (i * 4 + lane % 4) * 8);
+        for (int h = 0; h < 2; h++) {
+            const int row = piece * PIECE_ROWS + 8 * h + lane / 4;
+            store_gradient_row(args, args.dq, p.to + row * args.dq_stride.row, row < p.rows, p.columns, args.fwd.scale,
+                               d, h, lane);
+        }
     }
 }
 

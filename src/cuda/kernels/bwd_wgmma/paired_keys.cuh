@@ -84,6 +84,65 @@ DEV int query_of(const fwd_args &a, const key_work &w, int number)
     return (w.tile_end - 1 - number / a.group) * Q_TILE;
 }
 
+#if MASK_BITS
+
+/* Notes where the bits of the warpgroup's keys are, and which of a work tile's visits have none. */
+DEV void note_mask(const consumer &c, const fwd_args &a, const key_work &w, shared_memory *shared)
+{
+    const int first_head = w.kv_head * a.group, visits = min(count_visits(a, w), (int)HIDDEN_VISITS),
+              group = key_of(w.kv_tile, c.index * GROUP_KEYS) / GROUP_KEYS;
+    const mask_bits note = *mask_note(a);
+    const bwd_masks m = bwd_masks_of(&a, Q_TILE, WORK_KEYS);
+    named_sync(A_CONSUMER + c.index, WARPGROUP_THREADS); /* those of the work tile before are read no more */
+    if (c.thread == 0) {
+        const int64_t of_tile = anew(m.groups) * m.group_words;
+        shared->mask_places[c.index] = {note.words + mask_group(a, m, w.entry, first_head, 0, group) * m.group_words,
+                                        of_tile, a.bias_stride.head != 0 ? anew(m.tiles) * of_tile : 0};
+    }
+#pragma unroll 1
+    for (int number = c.thread; number - c.thread < visits; number += WARPGROUP_THREADS) {
+        bool hidden = false;
+        if (number < visits)
+            hidden = note.any[mask_group(a, m, w.entry, first_head + number % a.group,
+                                         w.tile_end - 1 - number / a.group, group)] == 0;
+        const uint32_t bits = __ballot_sync(~0u, hidden);
+        if (c.lane == 0)
+            shared->hidden_visits[c.index][number / 32] = bits;
+    }
+    named_sync(A_CONSUMER + c.index, WARPGROUP_THREADS);
+}
+
+/* A consumer thread's words for a work tile's visit of that number, asked for. */
+DEV void load_mask_words(uint32_t (&words)[QUERY_PARTS], const consumer &c, const shared_memory *shared,
+                         const fwd_args &a, const key_work &w, int number)
+{
+    const mask_place m = shared->mask_places[c.index];
+    const uint32_t *const from =
+        m.words + (w.tile_end - 1 - number / a.group) * m.of_tile + number % a.group * m.of_head + c.thread;
+#pragma unroll
+    for (int part = 0; part < QUERY_PARTS; part++)
+        words[part] = from[part * BWD_MASK_WORDS];
+}
+
+/* Whether the mask hides all pairs of a work tile's visit of that number from the warpgroup. */
+DEV bool hides_all(const consumer &c, const shared_memory *shared, int number)
+{
+    return number < HIDDEN_VISITS && (shared->hidden_visits[c.index][number / 32] >> number % 32 & 1) != 0;
+}
+
+/* Scores of pairs that the mask hides become -inf; of most warps it hides none. */
+DEV void hide_by_mask(score_tile &s, uint32_t word)
+{
+    if (__all_sync(~0u, word == ~0u))
+        return;
+#pragma unroll
+    for (int i = 0; i < PART_QUERIES / 2; i++)
+        if ((word >> i & 1) == 0)
+            s[i] = -CUDART_INF_F;
+}
+
+#endif
+
 /* A work tile's visit of that number, of one query tile: all products but dQ, of its parts from FIRST_PART on, and with
  * HAS_DQ dQ of the visit before the last. No row of the parts before sees a key of the warpgroup. No product is under
  * way before or behind. */
@@ -98,6 +157,11 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
     const group_visits own = w->groups[c.index];
     const bool masked = number < own.plain_first || number >= own.plain_end;
     score_tile s;
+#if MASK_BITS
+    uint32_t mask[QUERY_PARTS];
+    if constexpr (FIRST_PART < QUERY_PARTS)
+        load_mask_words(mask, c, shared, a, *w, number);
+#endif
 
     wait_use(ADDRESS(c.smem, q_full), use);
     if (is_cut)
@@ -134,6 +198,9 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
         trace_scores(use);
         if (masked)
             hide_scores(s, c, shared, query_of(a, *w, number) + part * PART_QUERIES);
+#if MASK_BITS
+        hide_by_mask(s, mask[part]);
+#endif
         find_probabilities(s, p, stats, c, a);
         start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
         trace_dv_asked(use);
@@ -172,7 +239,15 @@ DEV void make_visits(key_gradient &dk, key_gradient &dv, const key_fragments &f,
 {
 #pragma unroll 1
     for (; number < end; number++, use++)
-        if (use % CONSUMERS == c.index && number >= DS_STAGES)
+#if MASK_BITS
+        if (hides_all(c, shared, number)) {
+            if (use % CONSUMERS == c.index && number >= DS_STAGES)
+                visit<0, 1, QUERY_PARTS>(dk, dv, f, c, a, w, shared, use, number);
+            else
+                visit<0, 0, QUERY_PARTS>(dk, dv, f, c, a, w, shared, use, number);
+        } else
+#endif
+            if (use % CONSUMERS == c.index && number >= DS_STAGES)
             visit<0, 1, FIRST_PART>(dk, dv, f, c, a, w, shared, use, number);
         else
             visit<0, 0, FIRST_PART>(dk, dv, f, c, a, w, shared, use, number);
@@ -200,6 +275,9 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
     while (w->kv_tile >= 0) {
         if (count_visits(a, *w) > 0) {
             begin_keys(c, a, w, shared);
+#if MASK_BITS
+            note_mask(c, a, *w, shared);
+#endif
             key_fragments f;
             load_key_fragments(f, smem, ds_key, lane);
             int number = 1;

@@ -7,14 +7,17 @@
  *   visits  how many key tiles have added to the tile's dQ; of pairs of key tiles (PAIR), to each half of it
  *   stats   its statistics
  *   dq      q_tile x dim floats of unscaled dQ, in parts of 64 x 64 that a warpgroup has: bwd_wgmma.cu says the order
- *           in which key tiles add to them. */
+ *           in which key tiles add to them.
+ * Behind all of it is what mask_bits.cuh keeps of boolean masks: bits and, behind them, which are all 0. */
 #ifndef ACR_BWD_WGMMA_WORKSPACE_H
 #define ACR_BWD_WGMMA_WORKSPACE_H
 
 #include "cuda/device/attention/gradients.h"
 
 enum {
-    BWD_SPOILT_BYTES = 16
+    BWD_SPOILT_BYTES = 16,
+    BWD_MASK_NOTE = 16,  /* offset of what the first kernel notes of masks */
+    BWD_MASK_WORDS = 128 /* of 64 keys and 64 queries: of each thread of a warpgroup 32 bits */
 };
 
 /* Byte offsets; at 0 are the numbers of the next work tile and, where consumers convert dQ, of what
@@ -39,6 +42,26 @@ VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_til
     w.dq = w.stats + (bwd_stats_bytes(a, q_tile) + line - 1) / line * line;
     w.bytes = w.dq + all * q_tile * dim * 4;
     return w;
+}
+
+/* Of boolean masks, as many as their strides tell apart; of each mask and query tile there are `groups` of 64 keys,
+ * those of work tiles whose keys do not exist included. Of each group there are the words of its parts, and a byte. */
+typedef struct bwd_masks {
+    int64_t count;
+    int32_t tiles, groups;
+    int64_t group_words, all_groups, bytes;
+} bwd_masks;
+
+VISIBLE_FUNCTION bwd_masks bwd_masks_of(const fwd_args *a, int32_t q_tile, int32_t work_keys)
+{
+    bwd_masks m;
+    m.count = (int64_t)(a->bias_stride.batch != 0 ? a->batch : 1) * (a->bias_stride.head != 0 ? a->q_heads : 1);
+    m.tiles = bwd_tiles(a, q_tile);
+    m.groups = (a->kv_len + work_keys - 1) / work_keys * (work_keys / 64);
+    m.group_words = q_tile / 64 * BWD_MASK_WORDS;
+    m.all_groups = m.count * m.tiles * m.groups;
+    m.bytes = m.all_groups * (m.group_words * 4 + 1);
+    return m;
 }
 
 #endif

@@ -976,7 +976,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
     };
 #endif
     /* Biases as tiles cost less than biases lane by lane wherever both can be had. Not fitted. */
-    const double terms = MASKS ? 0.85 : BIAS_TILES ? 0.9 : 1.0;
+    const double terms = MASKS ? 0.85 : BIAS_FIRST ? 0.8 : BIAS_TILES ? 0.9 : 1.0;
     /* Of e4m3: over the 16-bit line of these tiles that does not plan ahead, causal, on an H100 (lab.md). */
     const double widening = !KV_E4M3 ? 1.0 : DIM == 64 ? (BF16 ? 1.27 : 1.23) : (BF16 ? 1.23 : 1.17);
     /* Lines of one term, of keys that lie in one way, are to be taken where they serve. Not fitted. */
