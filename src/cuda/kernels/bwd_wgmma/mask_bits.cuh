@@ -1,7 +1,7 @@
 /* Boolean masks (TERMS with FWD_TERM_BIAS): the first kernel packs them as bits in the order in which consumers have
  * scores in registers, and a consumer's thread loads a word for its 32 scores of 64 keys and 64 queries. A warpgroup
  * leaves out its products where all pairs of a visit are hidden from it. A mask that entries or heads share is packed
- * once, by the CTAs that have it. A piece of bwd_wgmma.cu, which includes it; the consumers' side is paired_keys.cuh. */
+ * once, by all CTAs that have it. A piece of bwd_wgmma.cu, which includes it; paired_keys.cuh reads what it packs. */
 #ifndef ACR_BWD_WGMMA_MASK_BITS_CUH
 #define ACR_BWD_WGMMA_MASK_BITS_CUH
 
