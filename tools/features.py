@@ -65,8 +65,8 @@ REASONS = (
     ("`fwd_short`", "biases, masks, trees, ranges", "they are read between a product and its exponentials, or before "
      "the first load, with nothing to hide that under"),
     ("`fwd_short`", "packed batches, pages", "its first loads begin before anything is read"),
-    ("`bwd_wgmma`", "additive biases", "tiles of them have neither registers nor shared memory there; `bwd_mma` serves "
-     "them, slower than PyTorch's kernels"),
+    ("`bwd_wgmma`", "biases above 64 dims, or in float32", "a thread has no registers for them; `bwd_mma` serves them, "
+     "slower than PyTorch's kernels"),
     ("gradients", "ranges, trees", "no kernel takes a row's partners from several intervals"),
     ("`fwd_fp8`, `fwd_mma8`, `fwd_short` of e4m3", "all terms", "their threads' registers are used up (`fwd_fp8`'s "
      "four consumers keep even their scales in shared memory, `fwd_mma8`'s lines stand at their bounds of 120 and "

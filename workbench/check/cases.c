@@ -544,13 +544,14 @@ static bool find_probe_heads(space *s)
     return false;
 }
 
-/* A kernel may want several query heads for each key head, and may serve one kind of cache, or masks, alone. */
+/* A kernel may want several query heads for each key head, and may serve one kind of cache, masks or biases alone. */
 static void set_probe_heads(space *s)
 {
-    s->terms[0] = TERMS_NONE;
-    if (!find_probe_heads(s)) {
-        s->terms[0] = TERMS_MASK;
-        find_probe_heads(s);
+    static const term_case probes[] = {TERMS_NONE, TERMS_MASK, TERMS_BIAS};
+    for (size_t i = 0; i < sizeof probes / sizeof probes[0]; i++) {
+        s->terms[0] = probes[i];
+        if (find_probe_heads(s))
+            return;
     }
 }
 

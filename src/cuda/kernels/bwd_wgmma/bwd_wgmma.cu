@@ -14,10 +14,10 @@
  * See README.md.
  *
  * Parameters: DIM (64, 128 or 256; dims up to it, zero-padded), Q_TILE (128 for DIM 64, else 64), optional BF16=1,
- * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP, or FWD_TERM_BIAS: boolean masks alone, or 0), HEADS_MEMORY (KB
- * of Q, dO and dQ that the heads at work may take of L2), DQ_RED=1 (dQ goes to global memory from registers,
- * direct_dq.cuh), PAIR=1 (two CTAs sum dQ of their keys together, paired_keys.cuh or, of DIM 256 and with DQ_RED=1,
- * paired_dims.cuh).
+ * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP, or 0, or FWD_TERM_BIAS: boolean masks alone with PAIR=1, else
+ * biases of 16 bits alone), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), DQ_RED=1 (dQ goes
+ * to global memory from registers, direct_dq.cuh), PAIR=1 (two CTAs sum dQ of their keys together, paired_keys.cuh or,
+ * of DIM 256 and with DQ_RED=1, paired_dims.cuh).
  *
  * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 */
 #include "cuda/device/attention/parameters.h"
@@ -37,9 +37,10 @@
 /* Both warpgroups have the same keys: dK and dV of 128 do not fit the register file. */
 #define SHARED_KEYS (DIM == 256)
 /* K and V of a warpgroup as fragments, read from shared memory once a work tile; other lines lack the registers. */
-#define KEYS_IN_REGISTERS (DIM == 64 && !((TERMS)&1))
-/* Boolean masks, packed as bits by the first kernel (mask_bits.cuh). */
-#define MASK_BITS (((TERMS)&4) != 0)
+#define KEYS_IN_REGISTERS (DIM == 64 && ((TERMS) == 0 || ((TERMS) == 4 && PAIR)))
+/* Boolean masks, packed as bits by the first kernel, and biases of 16 bits, packed in pairs (packed_bias.cuh). */
+#define MASK_BITS (((TERMS)&4) != 0 && PAIR)
+#define BIAS_PAIRS (((TERMS)&4) != 0 && !PAIR)
 /* A pair loads query tiles once for both CTAs. To 128 dims that brought nothing. */
 #define SHARED_QUERIES (PAIR && SHARED_KEYS)
 /* dQ takes V's place in shared memory: none is left before both warpgroups have stored dS, and so have read V. */
@@ -85,7 +86,8 @@ enum {
     DQ_ROUNDS = SHARED_KEYS && PAIR > 0 ? 1 : DQ_PARTS / CONSUMERS, /* of a visit: parts that a warpgroup computes */
     DQ_BUFFERS = SHARED_KEYS || PAIR > 0 ? 1 : CONSUMERS,           /* one: the warpgroups take turns */
     STATS_BYTES = 2 * Q_TILE * 4,
-    DQ_PLACES = 2,        /* visits of whose dQ consumers may know where it goes */
+    DQ_PLACES = 2,                   /* visits of whose dQ consumers may know where it goes */
+    BIAS_WORDS = MASK_BITS ? 1 : 16, /* of a thread's scores of a part */
     HIDDEN_VISITS = 2048, /* of a work tile, of which is noted whether a mask hides them; those behind are made */
     CONVERTING_CTAS = 72
 };
@@ -137,7 +139,7 @@ typedef struct tile_results {
 } tile_results;
 
 /* The words of a warpgroup's keys for query tile 0 of a work tile's first head, and how far those of the next query
- * tile, and of the next head, are behind them (mask_bits.cuh). */
+ * tile, and of the next head, are behind them (packed_bias.cuh). */
 typedef struct mask_place {
     const uint32_t *words;
     int64_t of_tile, of_head;
@@ -231,7 +233,8 @@ static_assert(DIM == 64 || DIM == 128 || DIM == 256, "DIM: 64, 128 or 256");
 static_assert(Q_TILE == (DIM == 64 ? 128 : 64), "Q_TILE: dQ is parts of 64 x 64, two or four");
 static_assert(HEADS_MEMORY >= 1024, "HEADS_MEMORY: a MB or more");
 static_assert(TERMS == 0 || TERMS == FWD_TERM_CAP || TERMS == FWD_TERM_BIAS, "TERMS: a softcap, or masks, or none");
-static_assert(!MASK_BITS || (PAIR && !SHARED_KEYS && !PACKED), "TERMS: masks at DIM 64 and 128 with PAIR alone");
+static_assert(!MASK_BITS || (!SHARED_KEYS && !PACKED), "TERMS: masks at DIM 64 and 128");
+static_assert(!BIAS_PAIRS || (DIM == 64 && !PACKED), "TERMS: biases at DIM 64");
 static_assert(DQ_RED == 0 || DQ_RED == 1, "DQ_RED: 0 or 1");
 static_assert(PAIR == 0 || (PAIR == 1 && DQ_RED == SHARED_KEYS && (DIM != 64 || KEYS_IN_REGISTERS)),
               "PAIR: 0, or at DIM 64, with K and V in registers, 128 and, with DQ_RED, 256 1");
@@ -269,8 +272,8 @@ DEV char *spoilt_of(const fwd_args &a, int entry, int kv_head, int tile)
            (int64_t)number * BWD_SPOILT_BYTES;
 }
 
-#if MASK_BITS
-#include "cuda/kernels/bwd_wgmma/mask_bits.cuh"
+#if MASK_BITS || BIAS_PAIRS
+#include "cuda/kernels/bwd_wgmma/packed_bias.cuh"
 #endif
 
 /* ---- The first kernel: a CTA a tile of queries; grid {tiles, query heads, entries}. ---- */
@@ -286,8 +289,8 @@ extern "C" __global__ void __launch_bounds__(STATS_THREADS)
     if (blockIdx.x == 0 && head == 0 && entry == 0 && threadIdx.x == 0)
         for (int i = 0; i < 1 + CONVERTED_DQ; i++)
             ((uint32_t *)a.workspace)[i] = 0;
-#if MASK_BITS
-    pack_mask(a, entry, head, tile);
+#if MASK_BITS || BIAS_PAIRS
+    pack_bias(a, entry, head, tile);
 #endif
     if (tile * Q_TILE >= rows.q_len)
         return;
@@ -1180,17 +1183,14 @@ static int64_t count_work_tiles(const acr_problem *problem)
     return (problem->kv_len + WORK_KEYS - 1) / WORK_KEYS;
 }
 
-static int is_masked(const acr_problem *problem)
-{
-    return problem->bias_dtype == ACR_BOOL8;
-}
-
 static const char *why_not(const acr_problem *problem, const acr__device *device)
 {
     if (count_key_tiles(problem) > INT32_MAX / 2 / (problem->kv_heads * problem->batch))
         return "batch * kv_heads has more than 2^30 key tiles";
-    if (MASK_BITS && !is_masked(problem))
+    if (MASK_BITS && problem->bias_dtype != ACR_BOOL8)
         return "bias_dtype: the kernel serves problems with a boolean mask alone (TERMS)";
+    if (BIAS_PAIRS && problem->bias_dtype != ACR_F16 && problem->bias_dtype != ACR_BF16)
+        return "bias_dtype: the kernel serves problems with a bias of 16 bits alone (TERMS)";
     return tile_why_not(problem, device);
 }
 
@@ -1204,7 +1204,7 @@ static size_t workspace(const acr_problem *problem, const acr__device *device)
                            .bias_stride = {.batch = problem->bias.batch, .head = problem->bias.head}};
     (void)device;
     const int64_t bytes = bwd_workspace_of(&args, Q_TILE, KV_TILE, DIM, WORK_CTAS).bytes;
-    return (size_t)(bytes + (MASK_BITS ? bwd_masks_of(&args, Q_TILE, WORK_KEYS).bytes : 0));
+    return (size_t)(bytes + (MASK_BITS || BIAS_PAIRS ? bwd_biases_of(&args, Q_TILE, WORK_KEYS, BIAS_WORDS).bytes : 0));
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
@@ -1245,7 +1245,7 @@ static void shape_finish(const acr_problem *problem, const acr__device *device, 
         launch->grid[0] = (problem->flags & ACR_SINKS) != 0;
     else
         launch->grid[0] *= DQ_PARTS;
-    if (is_limited(problem) || is_masked(problem))
+    if (is_limited(problem) || problem->bias_dtype != ACR_DTYPE_DEFAULT)
         launch->grid[0] += (uint32_t)((count_key_tiles(problem) + group - 1) / group);
     launch->block = FINISH_THREADS;
 }
@@ -1262,7 +1262,8 @@ static double cost(const acr_problem *problem, const acr__device *device)
     static const fitted_cycles alone[] = {{4750, 7700, 3100}, {4500, 8600, 3300}, {7550, 21200, 4100}}, /* DIM 64.. */
         pairs[] = {{4500, 9600, 5000}, {3900, 10400, 3000}, {4000, 17600, 5500}};
     const fitted_cycles fitted = (PAIR ? pairs : alone)[DIM / 128];
-    const double visit_cycles = fitted.visit + (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0) + (MASK_BITS ? 500.0 : 0.0);
+    const double visit_cycles =
+        fitted.visit + (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0) + (MASK_BITS ? 500.0 : 0.0) + (BIAS_PAIRS ? 1500.0 : 0.0);
     const visible_entry entry = acr__longest_entry(problem);
     const double heads = (double)(problem->batch * problem->kv_heads),
                  group = (double)(problem->q_heads / problem->kv_heads);

@@ -24,6 +24,55 @@ DEV void find_probabilities(score_tile &s, packed_tile &p, const float *lse, con
         find_probabilities_of(s, p, column, lse + 8 * column, c, a, is_capped);
 }
 
+#if BIAS_PAIRS
+
+/* A thread's pairs of biases, of a part. */
+typedef struct bias_pairs {
+    uint4 of_columns[BIAS_WORDS / 4]; /* 16 columns each */
+} bias_pairs;
+
+/* Asks for a part's. head: of the key head's. */
+DEV void load_biases(bias_pairs &b, const consumer &c, const fwd_args &a, const key_work &w, int head, int query,
+                     int part)
+{
+    const bwd_biases all = biases_of(a);
+    const bwd_workspace place = bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM, WORK_CTAS);
+    const int64_t number =
+        bias_group(a, all, w.entry, w.kv_head * a.group + head, query / Q_TILE, w.kv_tile * CONSUMERS + c.index) *
+            QUERY_PARTS +
+        part;
+    const uint4 *const from = (const uint4 *)((const char *)a.workspace + place.bytes) +
+                              number * (BIAS_WORDS / 4 * WARPGROUP_THREADS) + c.thread;
+#pragma unroll
+    for (int i = 0; i < BIAS_WORDS / 4; i++)
+        b.of_columns[i] = from[i * WARPGROUP_THREADS];
+}
+
+/* find_probabilities with biases, which hide where they are -inf. */
+DEV void find_probabilities(score_tile &s, packed_tile &p, const bias_pairs &b, const float *lse, const consumer &c,
+                            const fwd_args &a)
+{
+#pragma unroll
+    for (int column = 0; column < PART_QUERIES / 8; column++) {
+        const float2 l = *(const float2 *)(lse + 8 * column);
+        const uint4 chunk = b.of_columns[column / 2];
+        const uint32_t pairs[2] = {column % 2 == 0 ? chunk.x : chunk.z, column % 2 == 0 ? chunk.y : chunk.w};
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float *const x = s + 4 * column + 2 * h;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float bias = bias_of<2>(pairs[h] >> 16 * i & 0xffff, a.bias_type),
+                            exponent = added_exponent(x[i], c.scale_log2, bias, i == 0 ? l.x : l.y);
+                x[i] = bias == -CUDART_INF_F ? 0.0f : exp2_fast(exponent);
+            }
+            p[2 * column + h] = pack<BF16>(x[0], x[1]);
+        }
+    }
+}
+
+#endif
+
 /* dS = P * (dP - D), rounded. */
 DEV void find_score_gradients(packed_tile &ds, const score_tile &p, const score_tile &dp, const float *d)
 {
@@ -71,12 +120,16 @@ DEV void finish_visit(const query_gradient &dq, const consumer &c, int use)
  * after 64. No product is under way before or behind. */
 template <int IS_FIRST>
 DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const consumer &c, const fwd_args &a,
-               const key_work *w, shared_memory *shared, int use, int query, bool masked)
+               const key_work *w, shared_memory *shared, int use, int query, int head, bool masked)
 {
     const int stage = use % STAGES, buffer = use % DS_STAGES;
     const bool is_cut = PACKED && query + Q_TILE > w->q_len;
     const uint64_t q = query_matrix(ADDRESS(c.smem, q), use), d_o = query_matrix(ADDRESS(c.smem, d_o), use);
     score_tile s;
+#if BIAS_PAIRS
+    bias_pairs biases;
+    load_biases(biases, c, a, *w, head, query, 0);
+#endif
 
     wait_use(ADDRESS(c.smem, q_full), use);
     if (is_cut)
@@ -106,7 +159,13 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
         trace_scores(use);
         if (masked)
             hide_scores(s, c, shared, query + part * PART_QUERIES);
+#if BIAS_PAIRS
+        find_probabilities(s, p, biases, stats, c, a);
+        if (part + 1 < QUERY_PARTS)
+            load_biases(biases, c, a, *w, head, query, part + 1);
+#else
         find_probabilities(s, p, stats, c, a);
+#endif
         start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
         trace_dv_asked(use);
         WGMMA_WAIT(1); /* dP */
@@ -165,13 +224,14 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
             key_fragments f;
             load_key_fragments(f, smem, ds_key, lane);
             int tile = w->tile_end - 1, head = 0;
-            visit<1>(dk, dv, f, c, a, w, shared, use, tile * Q_TILE, tile < w->full_first || tile >= w->full_end);
+            visit<1>(dk, dv, f, c, a, w, shared, use, tile * Q_TILE, head, tile < w->full_first || tile >= w->full_end);
 #pragma unroll 1
             while (--left > 0) {
                 head = head + 1 == a.group ? 0 : head + 1;
                 tile -= head == 0;
                 use++;
-                visit<0>(dk, dv, f, c, a, w, shared, use, tile * Q_TILE, tile < w->full_first || tile >= w->full_end);
+                visit<0>(dk, dv, f, c, a, w, shared, use, tile * Q_TILE, head,
+                         tile < w->full_first || tile >= w->full_end);
             }
             finish_dq_of(c, use++);
         }

@@ -91,19 +91,19 @@ DEV void note_mask(const consumer &c, const fwd_args &a, const key_work &w, shar
 {
     const int first_head = w.kv_head * a.group, visits = min(count_visits(a, w), (int)HIDDEN_VISITS),
               group = key_of(w.kv_tile, c.index * GROUP_KEYS) / GROUP_KEYS;
-    const mask_bits note = *mask_note(a);
-    const bwd_masks m = bwd_masks_of(&a, Q_TILE, WORK_KEYS);
+    const packed_bias note = *bias_note(a);
+    const bwd_biases m = biases_of(a);
     named_sync(A_CONSUMER + c.index, WARPGROUP_THREADS); /* those of the work tile before are read no more */
     if (c.thread == 0) {
         const int64_t of_tile = anew(m.groups) * m.group_words;
-        shared->mask_places[c.index] = {note.words + mask_group(a, m, w.entry, first_head, 0, group) * m.group_words,
+        shared->mask_places[c.index] = {note.words + bias_group(a, m, w.entry, first_head, 0, group) * m.group_words,
                                         of_tile, a.bias_stride.head != 0 ? anew(m.tiles) * of_tile : 0};
     }
 #pragma unroll 1
     for (int number = c.thread; number - c.thread < visits; number += WARPGROUP_THREADS) {
         bool hidden = false;
         if (number < visits)
-            hidden = note.any[mask_group(a, m, w.entry, first_head + number % a.group,
+            hidden = note.any[bias_group(a, m, w.entry, first_head + number % a.group,
                                          w.tile_end - 1 - number / a.group, group)] == 0;
         const uint32_t bits = __ballot_sync(~0u, hidden);
         if (c.lane == 0)
@@ -121,7 +121,7 @@ DEV void load_mask_words(uint32_t (&words)[QUERY_PARTS], const consumer &c, cons
         m.words + (w.tile_end - 1 - number / a.group) * m.of_tile + number % a.group * m.of_head + c.thread;
 #pragma unroll
     for (int part = 0; part < QUERY_PARTS; part++)
-        words[part] = from[part * BWD_MASK_WORDS];
+        words[part] = from[part * WARPGROUP_THREADS];
 }
 
 /* Whether the mask hides all pairs of a work tile's visit of that number from the warpgroup. */

@@ -8,7 +8,7 @@
  *   stats   its statistics
  *   dq      q_tile x dim floats of unscaled dQ, in parts of 64 x 64 that a warpgroup has: bwd_wgmma.cu says the order
  *           in which key tiles add to them.
- * Behind all of it is what mask_bits.cuh keeps of boolean masks: bits and, behind them, which are all 0. */
+ * Behind all of it are biases or masks as packed_bias.cuh keeps them and, of masks, whether any pair is left. */
 #ifndef ACR_BWD_WGMMA_WORKSPACE_H
 #define ACR_BWD_WGMMA_WORKSPACE_H
 
@@ -16,8 +16,7 @@
 
 enum {
     BWD_SPOILT_BYTES = 16,
-    BWD_MASK_NOTE = 16,  /* offset of what the first kernel notes of masks */
-    BWD_MASK_WORDS = 128 /* of 64 keys and 64 queries: of each thread of a warpgroup 32 bits */
+    BWD_BIAS_NOTE = 16 /* offset of what the first kernel notes of biases */
 };
 
 /* Byte offsets; at 0 are the numbers of the next work tile and, where consumers convert dQ, of what
@@ -44,24 +43,25 @@ VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_til
     return w;
 }
 
-/* Of boolean masks, as many as their strides tell apart; of each mask and query tile there are `groups` of 64 keys,
- * those of work tiles whose keys do not exist included. Of each group there are the words of its parts, and a byte. */
-typedef struct bwd_masks {
+/* Biases, as many as their strides tell apart; of each and of each query tile there are `groups` of 64 keys, those of
+ * work tiles whose keys do not exist included. Of each group there are words, and a byte. */
+typedef struct bwd_biases {
     int64_t count;
     int32_t tiles, groups;
     int64_t group_words, all_groups, bytes;
-} bwd_masks;
+} bwd_biases;
 
-VISIBLE_FUNCTION bwd_masks bwd_masks_of(const fwd_args *a, int32_t q_tile, int32_t work_keys)
+/* words: of a thread of a warpgroup, for 64 keys and 64 queries. */
+VISIBLE_FUNCTION bwd_biases bwd_biases_of(const fwd_args *a, int32_t q_tile, int32_t work_keys, int32_t words)
 {
-    bwd_masks m;
-    m.count = (int64_t)(a->bias_stride.batch != 0 ? a->batch : 1) * (a->bias_stride.head != 0 ? a->q_heads : 1);
-    m.tiles = bwd_tiles(a, q_tile);
-    m.groups = (a->kv_len + work_keys - 1) / work_keys * (work_keys / 64);
-    m.group_words = q_tile / 64 * BWD_MASK_WORDS;
-    m.all_groups = m.count * m.tiles * m.groups;
-    m.bytes = m.all_groups * (m.group_words * 4 + 1);
-    return m;
+    bwd_biases b;
+    b.count = (int64_t)(a->bias_stride.batch != 0 ? a->batch : 1) * (a->bias_stride.head != 0 ? a->q_heads : 1);
+    b.tiles = bwd_tiles(a, q_tile);
+    b.groups = (a->kv_len + work_keys - 1) / work_keys * (work_keys / 64);
+    b.group_words = q_tile / 64 * 128 * words;
+    b.all_groups = b.count * b.tiles * b.groups;
+    b.bytes = b.all_groups * (b.group_words * 4 + 1);
+    return b;
 }
 
 #endif
