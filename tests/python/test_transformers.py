@@ -119,6 +119,29 @@ class Models(unittest.TestCase):
         packed = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7], device=DEVICE).expand(3, 12)
         torch.testing.assert_close(*self.both(self.llama, tokens(), position_ids=packed, use_cache=False), **TOLERANCE)
 
+    def gradients(self, implementation, kept, **kwargs):
+        """Of all parameters, of a loss that asks for the kept positions."""
+        self.llama.set_attn_implementation(implementation)
+        self.llama.zero_grad()
+        logits = self.llama(tokens(), use_cache=False, **kwargs).logits
+        logits[kept].float().log_softmax(-1)[:, 7].mean().neg().backward()
+        return [parameter.grad.clone() for parameter in self.llama.parameters()]
+
+    def test_training(self):
+        """Padding, masks of the caller and packed sequences, which are boolean masks."""
+        holes = RIGHT.clone()
+        holes[0, 3] = 0
+        said = torch.ones(3, 1, 12, 12, dtype=torch.bool, device=DEVICE).tril()
+        said[:, :, 5:, 2] = False
+        packed = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7], device=DEVICE).expand(3, 12)
+        everywhere = torch.ones_like(RIGHT).bool()
+        cases = [(padding.bool(), {"attention_mask": padding}) for padding in (RIGHT, LEFT, holes)]
+        cases += [(everywhere, {"attention_mask": said}), (everywhere, {"position_ids": packed})]
+        for kept, kwargs in cases:
+            for ours, theirs in zip(self.gradients("acromion", kept, **kwargs),
+                                    self.gradients("sdpa", kept, **kwargs), strict=True):
+                torch.testing.assert_close(ours, theirs, **TOLERANCE)
+
     def test_several_tokens_over_a_padded_cache(self):
         found = []
         for implementation in ("acromion", "sdpa"):
