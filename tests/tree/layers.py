@@ -72,7 +72,7 @@ def allowed_cpu(path, name, quoted):
 
 
 def allowed_cuda(path, name, quoted):
-    """src/cuda: the core's contracts, its own headers, and CUDA's; never cpu."""
+    """src/cuda: the core's contracts, its own headers, and CUDA's; image.c zstd's; never cpu."""
     if quoted:
         own = {
             str(p.relative_to(ROOT / "src"))
@@ -80,7 +80,7 @@ def allowed_cuda(path, name, quoted):
             if p.suffix in (".h", ".cuh", ".def")
         }
         return name == "acromion.h" or name in CORE or name in own or "cuda/device/" + name in own
-    return is_posix(name) or name in CUDA
+    return is_posix(name) or name in CUDA or name == "zstd.h" and path.name == "image.c"
 
 
 def allowed_dist(path, name, quoted):
@@ -113,15 +113,17 @@ def allowed_device(path, name, quoted):
 
 
 def allowed_tests(path, name, quoted):
-    """tests: anything of ours; cmocka, JSON and SQLite to read what the workbench writes, and XLA's header, with which
-    python/src/xla_ffi.h is compared; what the build takes out of a page."""
+    """tests: anything of ours; cmocka, JSON and SQLite to read what the workbench writes, xxHash for digests, and XLA's
+    header, with which python/src/xla_ffi.h is compared; what the build takes out of a page."""
     if quoted:
         own = {pathlib.PurePosixPath(header).name for header in TESTS}
         ours = own | CORE | WORKBENCH | MACHINE | TESTS | INTEGRATIONS | EXTENSION | {"acromion.h", "cuda/driver.h"}
-        ours |= {"cuda/ops/ops.h", "cuda/device/attention/bias_boxes.h", "fork/function.h", "fork/lines.h"}
+        ours |= {"cuda/ops/ops.h", "cuda/image.h", "cuda/device/attention/bias_boxes.h", "fork/function.h",
+                 "fork/lines.h"}
         ours |= {"dist/" + header for header in DIST}
         return name in ours or name.startswith("search/") and (ROOT / name).exists()
-    return is_posix(name) or name in LINUX | {"malloc.h", "cmocka.h", "jansson.h", "sqlite3.h", "xla/ffi/api/c_api.h"}
+    return is_posix(name) or name in LINUX | {"malloc.h", "cmocka.h", "jansson.h", "sqlite3.h", "xxhash.h",
+                                              "xla/ffi/api/c_api.h"}
 
 
 def allowed_machine(path, name, quoted):
