@@ -1,6 +1,6 @@
 """The operators torch.ops.acromion.sdpa, .sdpa_lse, .sdpa_out, .sdpa_lse_out and .sdpa_backward: what acromion.sdpa
-becomes under torch.compile, and the way through PyTorch's dispatcher for gradients, tensor subclasses and dispatch
-modes. Plain eager calls without gradients never come here."""
+becomes under torch.compile, and the way through PyTorch's dispatcher for tensor subclasses and modes; and gradients,
+which go past it where nobody watches. Plain eager calls without gradients never come here."""
 import functools
 from typing import Any, Dict, Optional, Tuple, Union
 
@@ -26,6 +26,8 @@ ALIASES = {"query": "q", "key": "k", "value": "v", "k_cache": "k", "v_cache": "v
 SCALES = ("q_scale", "k_scale", "v_scale")  # a number or a tensor
 SIDES = ("attn_mask", "kv_lens", "q_offsets", "kv_offsets", "kv_starts", "sinks", "alibi_slopes", "ranges",
          "tree", "page_table")  # tensors
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+DEVICES = ("cpu", "cuda")
 library = torch.library.Library("acromion", "DEF")
 
 
@@ -145,15 +147,34 @@ def _refuse_gradients(operator: str, q: torch.Tensor, k: torch.Tensor, **argumen
         raise NotImplementedError(f"an input requires a gradient, and {reason}: {WITHOUT}")
 
 
+def _is_eager(*tensors: Any) -> bool:
+    """Whether nobody watches operators, so that a call need not pass PyTorch's dispatcher, which takes longer than the
+    rest of it: no tracing, no modes, no transforms; tensors of PyTorch's own two classes, on devices that we serve,
+    whose memory is what they say (the dispatcher negates views that are to be negated, and fills zeros without one)."""
+    if (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() != 0
+            or torch._C._len_torch_function_stack() != 0
+            or torch._C._functorch.peek_interpreter_stack() is not None):
+        return False
+    for x in tensors:
+        if x is not None and (type(x) not in PLAIN or x.device.type not in DEVICES or x.is_neg()
+                              or x._is_zerotensor()):
+            return False
+    return True
+
+
 class _Attention(torch.autograd.Function):
-    """sdpa_lse and its gradients."""
+    """sdpa_lse and its gradients. keyset: of the dispatcher; None: the call has not passed it (_is_eager)."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: Optional[torch.Tensor],
                 keyset: Any, arguments: Dict[str, Any]) -> Tuple[torch.Tensor, torch.Tensor]:
-        operator = torch.ops.acromion.sdpa_lse.default
-        with torch._C._AutoDispatchBelowAutograd():
-            out, lse = operator.redispatch(keyset & torch._C._after_autograd_keyset, q, k, v, sinks=sinks, **arguments)
+        if keyset is None:
+            out, lse = _run_lse(q, k, v, sinks=sinks, **arguments)
+        else:
+            operator = torch.ops.acromion.sdpa_lse.default
+            with torch._C._AutoDispatchBelowAutograd():
+                out, lse = operator.redispatch(keyset & torch._C._after_autograd_keyset, q, k, v, sinks=sinks,
+                                               **arguments)
         ctx.names = [name for name, value in arguments.items() if isinstance(value, torch.Tensor)]
         ctx.arguments = {name: value for name, value in arguments.items() if name not in ctx.names}
         ctx.save_for_backward(q, k, v, out, lse, sinks, *(arguments[name] for name in ctx.names))
@@ -166,9 +187,12 @@ class _Attention(torch.autograd.Function):
             raise NotImplementedError(f"{_gradients.OUTPUT_ALONE}: give lse.detach()")
         if d_o is None:
             return (None,) * 6
-        q, k, v, out, lse, sinks, *tensors = ctx.saved_tensors
-        dq, dk, dv, dsinks = torch.ops.acromion.sdpa_backward(
-            d_o, out, lse, q, k, v, sinks=sinks, **dict(zip(ctx.names, tensors)), **ctx.arguments)
+        saved = ctx.saved_tensors  # asked for once: checkpoints compute them again each time
+        q, k, v, out, lse, sinks, *tensors = saved
+        is_direct = not torch.is_grad_enabled() and _is_eager(d_o, *saved)
+        compute = _run_backward if is_direct else torch.ops.acromion.sdpa_backward
+        dq, dk, dv, dsinks = compute(d_o, out, lse, q, k, v, sinks=sinks, **dict(zip(ctx.names, tensors)),
+                                     **ctx.arguments)
         return dq, dk, dv, None if sinks is None else dsinks, None, None
 
 
@@ -259,6 +283,11 @@ def _by_operators(names: Tuple[str, ...], positional: Tuple[Any, ...], keywords:
     if not torch.compiler.is_compiling():
         _check_kinds(q=q, k=k, v=v, out=out, **tensors)
         _check_devices(q, k=k, v=v, out=out, **tensors)
+    inputs = (q, k, v, *(x for x in arguments.values() if isinstance(x, torch.Tensor)))
+    if out is None and torch.is_grad_enabled() and _is_eager(*inputs) and any(x.requires_grad for x in inputs):
+        _refuse_gradients("sdpa", q, k=k, v=v, **arguments)
+        found = _Attention.apply(q, k, v, arguments.pop("sinks", None), None, arguments)
+        return found if wants_lse else found[0]
     operators = torch.ops.acromion
     if out is None:
         return (operators.sdpa_lse if wants_lse else operators.sdpa)(q, k, v, **arguments)

@@ -117,6 +117,32 @@ class Forms(unittest.TestCase):
         self.assertEqual(v.grad.shape, v.shape)
         self.assertEqual(lse.shape, (1, 2, 7))
 
+    def test_views_that_are_to_be_negated(self):
+        """What an eager call may not read past the dispatcher."""
+        q, weight = normal(1, 2, 7, 16), normal(1, 2, 7, 16, seed=1)
+
+        def attend(x, negate):
+            q = negate(x)
+            return negate(acromion.sdpa(q, q, q))
+        found, wanted = (gradients(lambda x: attend(x, negate), [q], weight)[0]
+                         for negate in (torch._neg_view, torch.neg))
+        torch.testing.assert_close(found, wanted, atol=0, rtol=0)
+
+    def test_modes_see_the_operators(self):
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Names(TorchDispatchMode):
+            seen = []
+
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                self.seen.append(str(function))
+                return function(*args, **(kwargs or {}))
+        q = normal(1, 2, 7, 16).requires_grad_()
+        with Names():
+            acromion.sdpa(q, q, q).sum().backward()
+        for name in ("acromion.sdpa_lse.default", "acromion.sdpa_backward.default"):
+            self.assertIn(name, Names.seen)
+
     def test_reruns_give_the_same_bits(self):
         tensors, weight = [normal(2, 4, 150, 32, seed=i) for i in range(3)], normal(2, 4, 150, 32).double()
 
