@@ -51,7 +51,7 @@ endif()
 # acr_device_image(NAME SOURCE ARCH SPILLS [-DNAME=VALUE...]): makes ${ACR_IMAGES}/NAME.bin, the device image of SOURCE
 # with KERNEL_NAME=NAME (compile_image.sh explains ARCH and SPILLS; the PTX that it leaves beside the image is for the
 # PTX machine of the tests), packs it beside itself (as what differs from that of fp16, where NAME is its bf16 twin and
-# the library has both), and makes ${generated}/NAME.image.S, which embeds it as acr__image_NAME to
+# the list has the fp16 line before it), and makes ${generated}/NAME.image.S, which embeds it as acr__image_NAME to
 # acr__image_end_NAME. For targets of the folder that calls it.
 function(acr_device_image name source arch spills)
   set(image ${ACR_IMAGES}/${name}.bin)

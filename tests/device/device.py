@@ -132,10 +132,11 @@ MASK_GRADIENTS = [BIAS_GRADIENTS[1], BIAS_GRADIENTS[4], "bwd:b2:h2/1:s330/390:d{
                   "bwd:b2:h2:s200/270:d{d}:mask/0,54400,272:kvlens:grad-f32",
                   "bwd:b1:h4/2:s520/300:d{d}:mask/0,156000,300:atomics"]
 # Biases of 16 bits: of each head, of heads at once, in rows of 16 bytes and not, beside the rules.
-PAIR_GRADIENTS = [BIAS_GRADIENTS[2].replace(":cap30", ""), BIAS_GRADIENTS[5].replace(":alibi", ""),
-                  "bwd:b2:h2/1:s330/390:d{d}:causal:bias-bf16/0,0,392", "bwd:b2:h4/2:s150/97:d{d}:bias-f16/97,0,0",
-                  "bwd:b2:h2:s200/270:d{d}:bias-bf16/0,54400,272:kvlens:grad-f32"]
-SOME_BIASES = [MASK_GRADIENTS[0], PAIR_GRADIENTS[0]]
+NARROW_BIAS_GRADIENTS = [BIAS_GRADIENTS[2].replace(":cap30", ""), BIAS_GRADIENTS[5].replace(":alibi", ""),
+                         "bwd:b2:h2/1:s330/390:d{d}:causal:bias-bf16/0,0,392",
+                         "bwd:b2:h4/2:s150/97:d{d}:bias-f16/97,0,0",
+                         "bwd:b2:h2:s200/270:d{d}:bias-bf16/0,54400,272:kvlens:grad-f32"]
+SOME_BIASES = [MASK_GRADIENTS[0], NARROW_BIAS_GRADIENTS[0]]
 TERM_GRADIENTS = ["bwd:b2:h2/1:s40/100:d{d}:causal:kvstarts:chunk32:dos=0,0,{d}", "bwd:b1:h2:s50/70:d{d}:alibi",
                   "bwd:b1:h2:s50/70:d{d}:causal:alibi:cap30"]
 
@@ -249,7 +250,7 @@ GROUPS = {
             *((90, 80, f"bwd_wgmma_*_d{d}_*_pair_sm90a", [order], problems(CONVERTED_GRADIENTS, [d]))
               for d, order in ((64, LATE), (128, LATE_TOO), (256, LATE))),
             (90, 4, "bwd_wgmma_*_d64_*_mask_*", [LATE, EAGER], problems(MASK_GRADIENTS, [64])),
-            (90, 4, "bwd_wgmma_*_d64_*_bias_*", [LATE, EAGER], problems(PAIR_GRADIENTS, [64])),
+            (90, 4, "bwd_wgmma_*_d64_*_bias_*", [LATE, EAGER], problems(NARROW_BIAS_GRADIENTS, [64])),
             (90, 4, "bwd_wgmma_*_d128_*_mask_*", [LATE_TOO], problems(MASK_GRADIENTS, [128])),
             (90, 2, "bwd_wgmma_*_d128_*_packed_*", [EAGER], problems(OTHER_GRADIENTS[:2], [128])),
             (90, 2, "bwd_wgmma_*_d128_*_cap_*", [LATE], problems(OTHER_GRADIENTS[2:], [96])),

@@ -527,6 +527,8 @@ static void set_dims(space *s)
     }
 }
 
+/* Leaves in the space the first heads, cache and flags with which the kernel serves a probe of its first terms. False =
+ * it serves none. */
 static bool find_probe_heads(space *s)
 {
     for (int cache = 0; cache < CACHE_VALUES; cache++)

@@ -40,7 +40,7 @@
 #define KEYS_IN_REGISTERS (DIM == 64 && ((TERMS) == 0 || ((TERMS) == 4 && PAIR)))
 /* Boolean masks, packed as bits by the first kernel, and biases of 16 bits, packed in pairs (packed_bias.cuh). */
 #define MASK_BITS (((TERMS)&4) != 0 && PAIR)
-#define BIAS_PAIRS (((TERMS)&4) != 0 && !PAIR)
+#define NARROW_BIASES (((TERMS)&4) != 0 && !PAIR)
 /* A pair loads query tiles once for both CTAs. To 128 dims that brought nothing. */
 #define SHARED_QUERIES (PAIR && SHARED_KEYS)
 /* dQ takes V's place in shared memory: none is left before both warpgroups have stored dS, and so have read V. */
@@ -234,7 +234,7 @@ static_assert(Q_TILE == (DIM == 64 ? 128 : 64), "Q_TILE: dQ is parts of 64 x 64,
 static_assert(HEADS_MEMORY >= 1024, "HEADS_MEMORY: a MB or more");
 static_assert(TERMS == 0 || TERMS == FWD_TERM_CAP || TERMS == FWD_TERM_BIAS, "TERMS: a softcap, or masks, or none");
 static_assert(!MASK_BITS || (!SHARED_KEYS && !PACKED), "TERMS: masks at DIM 64 and 128");
-static_assert(!BIAS_PAIRS || (DIM == 64 && !PACKED), "TERMS: biases at DIM 64");
+static_assert(!NARROW_BIASES || (DIM == 64 && !PACKED), "TERMS: biases at DIM 64");
 static_assert(DQ_RED == 0 || DQ_RED == 1, "DQ_RED: 0 or 1");
 static_assert(PAIR == 0 || (PAIR == 1 && DQ_RED == SHARED_KEYS && (DIM != 64 || KEYS_IN_REGISTERS)),
               "PAIR: 0, or at DIM 64, with K and V in registers, 128 and, with DQ_RED, 256 1");
@@ -272,7 +272,7 @@ DEV char *spoilt_of(const fwd_args &a, int entry, int kv_head, int tile)
            (int64_t)number * BWD_SPOILT_BYTES;
 }
 
-#if MASK_BITS || BIAS_PAIRS
+#if MASK_BITS || NARROW_BIASES
 #include "cuda/kernels/bwd_wgmma/packed_bias.cuh"
 #endif
 
@@ -289,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(STATS_THREADS)
     if (blockIdx.x == 0 && head == 0 && entry == 0 && threadIdx.x == 0)
         for (int i = 0; i < 1 + CONVERTED_DQ; i++)
             ((uint32_t *)a.workspace)[i] = 0;
-#if MASK_BITS || BIAS_PAIRS
+#if MASK_BITS || NARROW_BIASES
     pack_bias(a, entry, head, tile);
 #endif
     if (tile * Q_TILE >= rows.q_len)
@@ -1189,7 +1189,7 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
         return "batch * kv_heads has more than 2^30 key tiles";
     if (MASK_BITS && problem->bias_dtype != ACR_BOOL8)
         return "bias_dtype: the kernel serves problems with a boolean mask alone (TERMS)";
-    if (BIAS_PAIRS && problem->bias_dtype != ACR_F16 && problem->bias_dtype != ACR_BF16)
+    if (NARROW_BIASES && problem->bias_dtype != ACR_F16 && problem->bias_dtype != ACR_BF16)
         return "bias_dtype: the kernel serves problems with a bias of 16 bits alone (TERMS)";
     return tile_why_not(problem, device);
 }
@@ -1204,7 +1204,8 @@ static size_t workspace(const acr_problem *problem, const acr__device *device)
                            .bias_stride = {.batch = problem->bias.batch, .head = problem->bias.head}};
     (void)device;
     const int64_t bytes = bwd_workspace_of(&args, Q_TILE, KV_TILE, DIM, WORK_CTAS).bytes;
-    return (size_t)(bytes + (MASK_BITS || BIAS_PAIRS ? bwd_biases_of(&args, Q_TILE, WORK_KEYS, BIAS_WORDS).bytes : 0));
+    return (size_t)(bytes +
+                    (MASK_BITS || NARROW_BIASES ? bwd_biases_of(&args, Q_TILE, WORK_KEYS, BIAS_WORDS).bytes : 0));
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)
@@ -1262,8 +1263,12 @@ static double cost(const acr_problem *problem, const acr__device *device)
     static const fitted_cycles alone[] = {{4750, 7700, 3100}, {4500, 8600, 3300}, {7550, 21200, 4100}}, /* DIM 64.. */
         pairs[] = {{4500, 9600, 5000}, {3900, 10400, 3000}, {4000, 17600, 5500}};
     const fitted_cycles fitted = (PAIR ? pairs : alone)[DIM / 128];
-    const double visit_cycles =
-        fitted.visit + (TERMS & FWD_TERM_CAP ? 1500.0 : 0.0) + (MASK_BITS ? 500.0 : 0.0) + (BIAS_PAIRS ? 1500.0 : 0.0);
+    /* A cap's are charged without one, too: other lines serve those. Of masks and biases they are not fitted. */
+    const double terms_cycles = TERMS & FWD_TERM_CAP ? 1500.0
+                                : MASK_BITS ? 500.0
+                                : NARROW_BIASES ? 1500.0
+                                                : 0.0,
+                 visit_cycles = fitted.visit + terms_cycles;
     const visible_entry entry = acr__longest_entry(problem);
     const double heads = (double)(problem->batch * problem->kv_heads),
                  group = (double)(problem->q_heads / problem->kv_heads);

@@ -24,15 +24,15 @@ DEV void find_probabilities(score_tile &s, packed_tile &p, const float *lse, con
         find_probabilities_of(s, p, column, lse + 8 * column, c, a, is_capped);
 }
 
-#if BIAS_PAIRS
+#if NARROW_BIASES
 
 /* A thread's pairs of biases, of a part. */
-typedef struct bias_pairs {
+typedef struct narrow_biases {
     uint4 of_columns[BIAS_WORDS / 4]; /* 16 columns each */
-} bias_pairs;
+} narrow_biases;
 
-/* Asks for a part's. head: of the key head's. */
-DEV void load_biases(bias_pairs &b, const consumer &c, const fwd_args &a, const key_work &w, int head, int query,
+/* Asks for those of a part of the query tile that begins with row `query`. head: its number among the key head's. */
+DEV void load_biases(narrow_biases &b, const consumer &c, const fwd_args &a, const key_work &w, int head, int query,
                      int part)
 {
     const bwd_biases all = biases_of(a);
@@ -49,7 +49,7 @@ DEV void load_biases(bias_pairs &b, const consumer &c, const fwd_args &a, const 
 }
 
 /* find_probabilities with biases, which hide where they are -inf. */
-DEV void find_probabilities(score_tile &s, packed_tile &p, const bias_pairs &b, const float *lse, const consumer &c,
+DEV void find_probabilities(score_tile &s, packed_tile &p, const narrow_biases &b, const float *lse, const consumer &c,
                             const fwd_args &a)
 {
 #pragma unroll
@@ -126,8 +126,8 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
     const bool is_cut = PACKED && query + Q_TILE > w->q_len;
     const uint64_t q = query_matrix(ADDRESS(c.smem, q), use), d_o = query_matrix(ADDRESS(c.smem, d_o), use);
     score_tile s;
-#if BIAS_PAIRS
-    bias_pairs biases;
+#if NARROW_BIASES
+    narrow_biases biases;
     load_biases(biases, c, a, *w, head, query, 0);
 #endif
 
@@ -159,7 +159,7 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
         trace_scores(use);
         if (masked)
             hide_scores(s, c, shared, query + part * PART_QUERIES);
-#if BIAS_PAIRS
+#if NARROW_BIASES
         find_probabilities(s, p, biases, stats, c, a);
         if (part + 1 < QUERY_PARTS)
             load_biases(biases, c, a, *w, head, query, part + 1);

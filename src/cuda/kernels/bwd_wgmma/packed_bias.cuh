@@ -1,4 +1,4 @@
-/* Boolean masks (MASK_BITS) and biases of 16 bits (BIAS_PAIRS): the first kernel packs them in the order in which
+/* Boolean masks (MASK_BITS) and biases of 16 bits (NARROW_BIASES): the first kernel packs them in the order in which
  * consumers have scores in registers, so that a consumer's thread loads whole words: of a mask one with a bit for each
  * of its 32 scores of 64 keys and 64 queries, of a bias 16 with two elements each. What entries or heads share is
  * packed once, by all CTAs that have it. A piece of bwd_wgmma.cu, which includes it; paired_keys.cuh reads masks,
@@ -12,7 +12,7 @@ enum {
 };
 static_assert(ROW_KEYS == 16, "a thread loads 16 keys: of a mask 16 bytes, of a bias twice as many");
 
-/* Where the workspace has them: noted by the first kernel, since in the second nobody has the registers to find it. */
+/* Where the workspace has them: noted by the first kernel for consumers of masks, who have no registers to find it. */
 typedef struct packed_bias {
     uint32_t *words; /* part after part of a group */
     uint8_t *any;    /* of masks: whether any bit of a group is 1 */
