@@ -35,7 +35,8 @@ enum {
     STREAM_TREE_ROWS,
     STREAM_PAGES,
     STREAM_SHARED_PAGES,
-    STREAM_UNUSED_PAGES
+    STREAM_UNUSED_PAGES,
+    STREAM_BIAS_PAIRS
 };
 
 const char *input_kind_name(input_kind kind)
@@ -476,12 +477,17 @@ typedef enum bias_block {
     BLOCK_UNCHANGED
 } bias_block;
 
-/* The block of key j and row i of a batch entry and head whose bias begins at `from`; a problem's first is mixed. */
+/* The block of key j and row i of a batch entry and head whose bias begins at `from`; a problem's first is mixed. Now and
+ * then two neighbours are hidden, as many keys as two CTAs have that work together (bwd_wgmma). */
 static bias_block block_of(uint64_t seed, int64_t from, int64_t i, int64_t j)
 {
     const int64_t row = i / BIAS_BLOCK, key = j / BIAS_BLOCK;
-    const uint64_t bits = random_bits(seed, STREAM_BIAS_BLOCKS, (uint64_t)((from * 1009 + row) * 1009 + key)) % 4;
-    return row + key == 0 || bits > 1 ? BLOCK_MIXED : bits == 0 ? BLOCK_HIDDEN : BLOCK_UNCHANGED;
+    const uint64_t bits = random_bits(seed, STREAM_BIAS_BLOCKS, (uint64_t)((from * 1009 + row) * 1009 + key)) % 4,
+                   pair = random_bits(seed, STREAM_BIAS_PAIRS, (uint64_t)((from * 1009 + row) * 1009 + key / 2)) % 4;
+    return row + key == 0           ? BLOCK_MIXED
+           : bits == 0 || pair == 0 ? BLOCK_HIDDEN
+           : bits == 1              ? BLOCK_UNCHANGED
+                                    : BLOCK_MIXED;
 }
 
 /* The element at `at` of the row that begins at `first`: key j of row i. */

@@ -86,9 +86,10 @@ enum {
     DQ_ROUNDS = SHARED_KEYS && PAIR > 0 ? 1 : DQ_PARTS / CONSUMERS, /* of a visit: parts that a warpgroup computes */
     DQ_BUFFERS = SHARED_KEYS || PAIR > 0 ? 1 : CONSUMERS,           /* one: the warpgroups take turns */
     STATS_BYTES = 2 * Q_TILE * 4,
-    DQ_PLACES = 2,                   /* visits of whose dQ consumers may know where it goes */
-    BIAS_WORDS = MASK_BITS ? 1 : 16, /* of a thread's scores of a part */
-    HIDDEN_VISITS = 2048, /* of a work tile, of which is noted whether a mask hides them; those behind are made */
+    DQ_PLACES = 2,                          /* visits of whose dQ consumers may know where it goes */
+    BIAS_WORDS = MASK_BITS ? 1 : 16,        /* of a thread's scores of a part */
+    MARKS = MASK_BITS ? 2 : 0,              /* of a group of keys and a query tile: whether a mask leaves any pair */
+    NOTED_VISITS = DIM == 64 ? 2048 : 1024, /* of a work tile, whose marks consumers note */
     CONVERTING_CTAS = 72
 };
 
@@ -104,6 +105,11 @@ typedef struct group_visits {
  * tiles a head, would have to wait with each head for the first key tile's sums of the head before. */
 typedef struct key_work {
     int32_t kv_tile; /* the CTA's, see key_of; -1: there is no more work */
+#if MASK_BITS
+    int32_t made;          /* visits of which the mask leaves a pair: the others are left out */
+    const uint32_t *marks; /* of the work tile's query tiles, of the first head (packed_bias.cuh) */
+    int32_t marks_of_head; /* how far those of the next one are behind them */
+#endif
     int32_t kv_head, entry;
     int32_t q_begin, q_len, kv_begin, kv_len;
     int32_t tile_first, tile_end; /* query tiles of the entry, visited from the last to the first */
@@ -192,8 +198,11 @@ typedef struct shared_memory {
     uint64_t dq_full[ADDERS * (PAIR ? 1 : CONSUMERS)], dq_empty[CONSUMERS];
 #endif
 #if MASK_BITS
-    uint32_t hidden_visits[CONSUMERS][HIDDEN_VISITS / 32]; /* bits: whether all pairs are hidden from a warpgroup */
+    /* As a warpgroup notes them of a work tile: bits of visits that are made and, of those, that the mask hides from
+     * its own keys; where the words of its keys are; the use of the first visit. */
+    uint32_t made_visits[CONSUMERS][NOTED_VISITS / 32], hidden_visits[CONSUMERS][NOTED_VISITS / 32];
     mask_place mask_places[CONSUMERS];
+    int32_t first_use[CONSUMERS];
 #endif
 #if SHARED_KEYS
     uint64_t p_full;
@@ -274,6 +283,9 @@ DEV char *spoilt_of(const fwd_args &a, int entry, int kv_head, int tile)
 
 #if MASK_BITS || NARROW_BIASES
 #include "cuda/kernels/bwd_wgmma/packed_bias.cuh"
+#endif
+#if MASK_BITS
+#include "cuda/kernels/bwd_wgmma/hidden_visits.cuh"
 #endif
 
 /* ---- The first kernel: a CTA a tile of queries; grid {tiles, query heads, entries}. ---- */
@@ -416,10 +428,20 @@ DEV visible_tiles key_tiles_of(const visible_entry &e, int tile)
     return visible_tiles_of(visible_to_rows(e, tile * Q_TILE, Q_TILE), WORK_KEYS);
 }
 
-/* Query tiles of all heads of the group. */
-DEV int count_visits(const fwd_args &a, const key_work &w)
+/* Query tiles of all heads of the group that the rule lets see the work tile's keys. */
+DEV int count_numbers(const fwd_args &a, const key_work &w)
 {
     return (w.tile_end - w.tile_first) * a.group;
+}
+
+/* Those that are visited. */
+DEV int count_visits(const fwd_args &a, const key_work &w)
+{
+#if MASK_BITS
+    return w.made;
+#else
+    return count_numbers(a, w);
+#endif
 }
 
 /* ---- A turn to add to dQ, of the one thread that adds, or keeps turns for those who do ---- */
@@ -555,6 +577,9 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
         for (int group = 0; group < CONSUMERS; group++)
             slot->groups[group] = visits_of_group(a, entry_of(a, *slot), *slot, key_of(kv_tile, group * GROUP_KEYS));
 #endif
+#if MASK_BITS
+        mark_visits(a, *slot);
+#endif
         const int first_tile = bwd_first_tile(&a, slot->entry, Q_TILE), visits = count_visits(a, *slot);
         int tile = slot->tile_end - 1, head = slot->kv_head * a.group;
 #pragma unroll 1
@@ -563,6 +588,9 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
                 load_keys(maps, smem, slot, rank, round, v_is_left && visits >= STAGES);
             if (left == 0)
                 break;
+#if MASK_BITS
+            skip_hidden(a, *slot, tile, head);
+#endif
             load_queries(maps, smem, rank, use, results_of(a, head, first_tile + tile).stats,
                          slot->q_begin + tile * Q_TILE, head, PACKED ? 0 : slot->entry);
             use++;
@@ -635,10 +663,18 @@ DEV void accumulate_dq(const bwd_args &args, uint32_t smem, const shared_memory 
             if (++head == first_head + a.group) {
                 head = first_head;
                 tile--;
-                if (args.atomics == 0) /* the key tiles that visit the query tile are consecutive */
+                if (!MASK_BITS && args.atomics == 0) /* the key tiles that visit the query tile are consecutive */
                     turn = kv_tile / WORK_CTAS - key_tiles_of(SHARED_KEYS ? entry_of(a, *w) : entry, tile).first;
             }
+#if MASK_BITS
+            skip_hidden(a, *w, tile, head);
+#endif
             if (use % ADDERS == adder) {
+#if MASK_BITS
+                if (args.atomics == 0)
+                    turn = count_visitors(marks_of(a, w->entry, head, tile), key_tiles_of(entry_of(a, *w), tile).first,
+                                          w->kv_tile / WORK_CTAS);
+#endif
                 const tile_results to = results_of(a, head, first_tile + tile);
                 add_dq(smem, use, turn, to.visits + rank, to.dq + rank * DQ_PART_FLOATS, left <= ADDERS);
             }
@@ -1099,7 +1135,11 @@ DEV void finish_dq(const bwd_args &args, const line_head &of, int tile, int part
     const int thread = threadIdx.x, lane = thread % WARP_THREADS;
     const tile_results from = results_of(a, of.head, bwd_first_tile(&a, of.batch, Q_TILE) + tile);
     const visible_tiles seen = key_tiles_of(of.entry, tile);
+#if MASK_BITS
+    const bool is_seen = is_visited(marks_of(a, of.batch, of.head, tile), seen.first, seen.end);
+#else
     const bool is_seen = seen.first < seen.end; /* else nobody has written its sums */
+#endif
     float d[32] = {};
     if (is_seen)
         load_piece(d, (const float4 *)(from.dq + part * DQ_PART_FLOATS) + thread);
@@ -1204,8 +1244,9 @@ static size_t workspace(const acr_problem *problem, const acr__device *device)
                            .bias_stride = {.batch = problem->bias.batch, .head = problem->bias.head}};
     (void)device;
     const int64_t bytes = bwd_workspace_of(&args, Q_TILE, KV_TILE, DIM, WORK_CTAS).bytes;
-    return (size_t)(bytes +
-                    (MASK_BITS || NARROW_BIASES ? bwd_biases_of(&args, Q_TILE, WORK_KEYS, BIAS_WORDS).bytes : 0));
+    return (size_t)(bytes + (MASK_BITS || NARROW_BIASES
+                                 ? bwd_biases_of(&args, Q_TILE, WORK_KEYS, BIAS_WORDS, MARKS).bytes
+                                 : 0));
 }
 
 static void shape(const acr_problem *problem, const acr__device *device, acr__launch *launch)

@@ -1,21 +1,27 @@
 /* Boolean masks (MASK_BITS) and biases of 16 bits (NARROW_BIASES): the first kernel packs them in the order in which
  * consumers have scores in registers, so that a consumer's thread loads whole words: of a mask one with a bit for each
  * of its 32 scores of 64 keys and 64 queries, of a bias 16 with two elements each. What entries or heads share is
- * packed once, by all CTAs that have it. A piece of bwd_wgmma.cu, which includes it; paired_keys.cuh reads masks,
+ * packed once, by all CTAs that have it. A piece of bwd_wgmma.cu, which includes it; hidden_visits.cuh reads masks,
  * own_keys.cuh biases. */
 #ifndef ACR_BWD_WGMMA_PACKED_BIAS_CUH
 #define ACR_BWD_WGMMA_PACKED_BIAS_CUH
 
 enum {
     ROW_THREADS = STATS_THREADS / PART_QUERIES, /* that load a row of 64 keys */
-    ROW_KEYS = GROUP_KEYS / ROW_THREADS
+    ROW_KEYS = GROUP_KEYS / ROW_THREADS,
+    MARK_GROUPS = WORK_KEYS / GROUP_KEYS
 };
+static_assert(MARKS == 0 || MARK_GROUPS == 4, "a work tile's mark is a word");
 static_assert(ROW_KEYS == 16, "a thread loads 16 keys: of a mask 16 bytes, of a bias twice as many");
 
-/* Where the workspace has them: noted by the first kernel for consumers of masks, who have no registers to find it. */
+/* Where the workspace has them: noted by the first kernel for those who read masks and have no registers to find it. A
+ * mark is of a work tile and a query tile: a byte for each group of keys, whether the mask leaves any pair. */
 typedef struct packed_bias {
-    uint32_t *words; /* part after part of a group */
-    uint8_t *any;    /* of masks: whether any bit of a group is 1 */
+    uint32_t *words;           /* part after part of a group */
+    uint32_t *of_keys;         /* a work tile's marks together, in the order of query tiles */
+    uint32_t *of_queries;      /* the same, a query tile's together, in the order of work tiles */
+    int32_t by_entry, by_head; /* the number of a mask is entry * by_entry + head * by_head */
+    int32_t tiles, work_tiles; /* of a mask */
 } packed_bias;
 
 DEV packed_bias *bias_note(const fwd_args &a)
@@ -25,15 +31,20 @@ DEV packed_bias *bias_note(const fwd_args &a)
 
 DEV bwd_biases biases_of(const fwd_args &a)
 {
-    return bwd_biases_of(&a, Q_TILE, WORK_KEYS, BIAS_WORDS);
+    return bwd_biases_of(&a, Q_TILE, WORK_KEYS, BIAS_WORDS, MARKS);
+}
+
+/* The number of an entry's and head's bias. */
+DEV int64_t bias_number(const fwd_args &a, int entry, int head)
+{
+    const bool by_entry = a.bias_stride.batch != 0, by_head = a.bias_stride.head != 0;
+    return (by_entry ? entry : 0) * (by_head ? a.q_heads : 1) + (by_head ? head : 0);
 }
 
 /* The number of a group of 64 keys for a query tile of an entry and head. */
 DEV int64_t bias_group(const fwd_args &a, const bwd_biases &b, int entry, int head, int tile, int group)
 {
-    const bool by_entry = a.bias_stride.batch != 0, by_head = a.bias_stride.head != 0;
-    const int bias = (by_entry ? entry : 0) * (by_head ? a.q_heads : 1) + (by_head ? head : 0);
-    return ((int64_t)bias * b.tiles + tile) * b.groups + group;
+    return (bias_number(a, entry, head) * b.tiles + tile) * b.groups + group;
 }
 
 #if MASK_BITS
@@ -137,9 +148,16 @@ DEV void pack_bias(const fwd_args &a, int entry, int head, int tile)
     const bwd_biases b = biases_of(a);
     const bwd_workspace w = bwd_workspace_of(&a, Q_TILE, KV_TILE, DIM, WORK_CTAS);
     uint32_t *const words = (uint32_t *)((char *)a.workspace + w.bytes);
-    uint8_t *const any_of = (uint8_t *)(words + b.all_groups * b.group_words);
-    if (tile == 0 && entry == 0 && head == 0 && thread == 0)
-        *bias_note(a) = {words, any_of};
+    uint32_t *const of_keys = words + b.all_groups * b.group_words, *const of_queries =
+                                                                        of_keys + b.all_groups / MARK_GROUPS;
+    if (MARKS > 0 && tile == 0 && entry == 0 && head == 0 && thread == 0)
+        *bias_note(a) = {words,
+                         of_keys,
+                         of_queries,
+                         by_entry ? (by_head ? a.q_heads : 1) : 0,
+                         by_head,
+                         b.tiles,
+                         b.groups / MARK_GROUPS};
     for (int group = share; group < b.groups; group += entries * heads) {
         const int64_t number = bias_group(a, b, entry, head, tile, group);
         int any = 0;
@@ -152,8 +170,11 @@ DEV void pack_bias(const fwd_args &a, int entry, int head, int tile)
             store_words(words + number * b.group_words + part * (BIAS_WORDS * WARPGROUP_THREADS), rows, thread);
             __syncthreads();
         }
-        if (thread == 0)
-            any_of[number] = any != 0;
+        if (MARKS > 0 && thread == 0) {
+            const int64_t work_tile = bias_number(a, entry, head) * (b.groups / MARK_GROUPS) + group / MARK_GROUPS;
+            ((uint8_t *)(of_keys + work_tile * b.tiles + tile))[group % MARK_GROUPS] = any != 0;
+            ((uint8_t *)of_queries)[number] = any != 0;
+        }
     }
 }
 

@@ -85,62 +85,7 @@ DEV int query_of(const fwd_args &a, const key_work &w, int number)
 }
 
 #if MASK_BITS
-
-/* Notes where the bits of the warpgroup's keys are, and which of a work tile's visits have none. */
-DEV void note_mask(const consumer &c, const fwd_args &a, const key_work &w, shared_memory *shared)
-{
-    const int first_head = w.kv_head * a.group, visits = min(count_visits(a, w), (int)HIDDEN_VISITS),
-              group = key_of(w.kv_tile, c.index * GROUP_KEYS) / GROUP_KEYS;
-    const packed_bias note = *bias_note(a);
-    const bwd_biases m = biases_of(a);
-    named_sync(A_CONSUMER + c.index, WARPGROUP_THREADS); /* those of the work tile before are read no more */
-    if (c.thread == 0) {
-        const int64_t of_tile = anew(m.groups) * m.group_words;
-        shared->mask_places[c.index] = {note.words + bias_group(a, m, w.entry, first_head, 0, group) * m.group_words,
-                                        of_tile, a.bias_stride.head != 0 ? anew(m.tiles) * of_tile : 0};
-    }
-#pragma unroll 1
-    for (int number = c.thread; number - c.thread < visits; number += WARPGROUP_THREADS) {
-        bool hidden = false;
-        if (number < visits)
-            hidden = note.any[bias_group(a, m, w.entry, first_head + number % a.group,
-                                         w.tile_end - 1 - number / a.group, group)] == 0;
-        const uint32_t bits = __ballot_sync(~0u, hidden);
-        if (c.lane == 0)
-            shared->hidden_visits[c.index][number / 32] = bits;
-    }
-    named_sync(A_CONSUMER + c.index, WARPGROUP_THREADS);
-}
-
-/* A consumer thread's words for a work tile's visit of that number, asked for. */
-DEV void load_mask_words(uint32_t (&words)[QUERY_PARTS], const consumer &c, const shared_memory *shared,
-                         const fwd_args &a, const key_work &w, int number)
-{
-    const mask_place m = shared->mask_places[c.index];
-    const uint32_t *const from =
-        m.words + (w.tile_end - 1 - number / a.group) * m.of_tile + number % a.group * m.of_head + c.thread;
-#pragma unroll
-    for (int part = 0; part < QUERY_PARTS; part++)
-        words[part] = from[part * WARPGROUP_THREADS];
-}
-
-/* Whether the mask hides all pairs of a work tile's visit of that number from the warpgroup. */
-DEV bool hides_all(const consumer &c, const shared_memory *shared, int number)
-{
-    return number < HIDDEN_VISITS && (shared->hidden_visits[c.index][number / 32] >> number % 32 & 1) != 0;
-}
-
-/* Scores of pairs that the mask hides become -inf; of most warps it hides none. */
-DEV void hide_by_mask(score_tile &s, uint32_t word)
-{
-    if (__all_sync(~0u, word == ~0u))
-        return;
-#pragma unroll
-    for (int i = 0; i < PART_QUERIES / 2; i++)
-        if ((word >> i & 1) == 0)
-            s[i] = -CUDART_INF_F;
-}
-
+#include "cuda/kernels/bwd_wgmma/masked_visits.cuh"
 #endif
 
 /* A work tile's visit of that number, of one query tile: all products but dQ, of its parts from FIRST_PART on, and with
@@ -232,25 +177,33 @@ DEV void finish_dq_of(const consumer &c, int use)
 }
 
 /* Makes a work tile's visits from `number` up to `end`, of which the first FIRST_PART parts see none of the warpgroup's
- * keys. use: of the next visit. */
+ * keys. use: of the next visit. The first visit has been made. */
 template <int FIRST_PART>
 DEV void make_visits(key_gradient &dk, key_gradient &dv, const key_fragments &f, const consumer &c, const fwd_args &a,
                      const key_work *w, shared_memory *shared, int &use, int &number, int end)
 {
-#pragma unroll 1
-    for (; number < end; number++, use++)
 #if MASK_BITS
-        if (hides_all(c, shared, number)) {
-            if (use % CONSUMERS == c.index && number >= DS_STAGES)
+#pragma unroll 1
+    for (; number < end; number = next_visit(c, a, *w, shared, number + 1, end), use++) {
+        const bool has_dq = use % CONSUMERS == c.index && use - shared->first_use[c.index] >= DS_STAGES;
+        if (hides_all(c, a, *w, shared, number)) {
+            if (has_dq)
                 visit<0, 1, QUERY_PARTS>(dk, dv, f, c, a, w, shared, use, number);
             else
                 visit<0, 0, QUERY_PARTS>(dk, dv, f, c, a, w, shared, use, number);
-        } else
-#endif
-            if (use % CONSUMERS == c.index && number >= DS_STAGES)
+        } else if (has_dq)
             visit<0, 1, FIRST_PART>(dk, dv, f, c, a, w, shared, use, number);
         else
             visit<0, 0, FIRST_PART>(dk, dv, f, c, a, w, shared, use, number);
+    }
+#else
+#pragma unroll 1
+    for (; number < end; number++, use++)
+        if (use % CONSUMERS == c.index && number >= DS_STAGES)
+            visit<0, 1, FIRST_PART>(dk, dv, f, c, a, w, shared, use, number);
+        else
+            visit<0, 0, FIRST_PART>(dk, dv, f, c, a, w, shared, use, number);
+#endif
 }
 
 DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int index)
@@ -275,19 +228,23 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
     while (w->kv_tile >= 0) {
         if (count_visits(a, *w) > 0) {
             begin_keys(c, a, w, shared);
-#if MASK_BITS
-            note_mask(c, a, *w, shared);
-#endif
             key_fragments f;
             load_key_fragments(f, smem, ds_key, lane);
+#if MASK_BITS
+            note_mask(c, a, *w, shared, use);
+            int number = next_visit(c, a, *w, shared, 0, count_numbers(a, *w));
+            visit<1, 0, 0>(dk, dv, f, c, a, w, shared, use++, number);
+            number = next_visit(c, a, *w, shared, number + 1, count_numbers(a, *w));
+#else
             int number = 1;
             visit<1, 0, 0>(dk, dv, f, c, a, w, shared, use++, 0);
+#endif
             make_visits<0>(dk, dv, f, c, a, w, shared, use, number, w->groups[index].whole_end);
             if constexpr (QUERY_PARTS == 2)
                 make_visits<1>(dk, dv, f, c, a, w, shared, use, number, w->groups[index].cut_end);
-            make_visits<QUERY_PARTS>(dk, dv, f, c, a, w, shared, use, number, count_visits(a, *w));
+            make_visits<QUERY_PARTS>(dk, dv, f, c, a, w, shared, use, number, count_numbers(a, *w));
             const int last = use - 1 - (use - 1 + index) % CONSUMERS; /* the last visit whose dQ is this warpgroup's */
-            if (number > use - 1 - last)
+            if ((MASK_BITS ? count_visits(a, *w) : number) > use - 1 - last)
                 finish_dq_of(c, last);
             else
                 arrive_warp(ADDRESS(smem, kv_empty), lane);

@@ -8,7 +8,7 @@
  *   stats   its statistics
  *   dq      q_tile x dim floats of unscaled dQ, in parts of 64 x 64 that a warpgroup has: bwd_wgmma.cu says the order
  *           in which key tiles add to them.
- * Behind all of it are biases or masks as packed_bias.cuh keeps them and, of masks, whether any pair is left. */
+ * Behind all of it are biases or masks as packed_bias.cuh keeps them and, of masks, marks: whether any pair is left. */
 #ifndef ACR_BWD_WGMMA_WORKSPACE_H
 #define ACR_BWD_WGMMA_WORKSPACE_H
 
@@ -44,15 +44,16 @@ VISIBLE_FUNCTION bwd_workspace bwd_workspace_of(const fwd_args *a, int32_t q_til
 }
 
 /* Biases, as many as their strides tell apart; of each and of each query tile there are `groups` of 64 keys, those of
- * work tiles whose keys do not exist included. Of each group there are words, and a byte. */
+ * work tiles whose keys do not exist included. Of each group there are words and, of masks, two marks. */
 typedef struct bwd_biases {
     int64_t count;
     int32_t tiles, groups;
     int64_t group_words, all_groups, bytes;
 } bwd_biases;
 
-/* words: of a thread of a warpgroup, for 64 keys and 64 queries. */
-VISIBLE_FUNCTION bwd_biases bwd_biases_of(const fwd_args *a, int32_t q_tile, int32_t work_keys, int32_t words)
+/* words: of a thread of a warpgroup, for 64 keys and 64 queries. marks: bytes of a group. */
+VISIBLE_FUNCTION bwd_biases bwd_biases_of(const fwd_args *a, int32_t q_tile, int32_t work_keys, int32_t words,
+                                          int32_t marks)
 {
     bwd_biases b;
     b.count = (int64_t)(a->bias_stride.batch != 0 ? a->batch : 1) * (a->bias_stride.head != 0 ? a->q_heads : 1);
@@ -60,7 +61,7 @@ VISIBLE_FUNCTION bwd_biases bwd_biases_of(const fwd_args *a, int32_t q_tile, int
     b.groups = (a->kv_len + work_keys - 1) / work_keys * (work_keys / 64);
     b.group_words = q_tile / 64 * 128 * words;
     b.all_groups = b.count * b.tiles * b.groups;
-    b.bytes = b.all_groups * (b.group_words * 4 + 1);
+    b.bytes = b.all_groups * (b.group_words * 4 + marks);
     return b;
 }
 
