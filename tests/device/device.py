@@ -127,10 +127,13 @@ BIAS_GRADIENTS = ["bwd:b2:h4/2:s33/133:d{d}:bias-f32/0,4389,133:grad-f32", "bwd:
                   "bwd:b2:h4/2:s33/134:d{d}:causal:bias-bf16/0,4422,134:cap30:sinks",
                   "bwd:b3:h2/1:s70/50:d{d}:causal:bshd:packed:mask/3500,0,50", "bwd:b2:h2:s150/97:d{d}:mask/97,0,0",
                   "bwd:b1:h2:s50/70:d{d}:bias-f16/0,3500,70:alibi:kvlens"]
-# Masks alone: of each head, of an entry's rows at once, beside a causal mask and key lengths, in rows of 16 bytes.
+# Masks alone: of each head, of an entry's rows at once, beside a causal mask and key lengths, in rows of 16 bytes; that
+# hide query tiles from whole work tiles.
 MASK_GRADIENTS = [BIAS_GRADIENTS[1], BIAS_GRADIENTS[4], "bwd:b2:h2/1:s330/390:d{d}:causal:mask/0,0,400",
                   "bwd:b2:h2:s200/270:d{d}:mask/0,54400,272:kvlens:grad-f32",
-                  "bwd:b1:h4/2:s520/300:d{d}:mask/0,156000,300:atomics"]
+                  "bwd:b1:h4/2:s520/300:d{d}:mask/0,156000,300:atomics",
+                  "bwd:b1:h1:s1333/389:d{d}:causal:win128:mask/0,0,400:kvlens",
+                  "bwd:b1:h2/1:s300/700:d{d}:mask/0,210000,700"]
 # Biases of 16 bits: of each head, of heads at once, in rows of 16 bytes and not, beside the rules.
 NARROW_BIAS_GRADIENTS = [BIAS_GRADIENTS[2].replace(":cap30", ""), BIAS_GRADIENTS[5].replace(":alibi", ""),
                          "bwd:b2:h2/1:s330/390:d{d}:causal:bias-bf16/0,0,392",

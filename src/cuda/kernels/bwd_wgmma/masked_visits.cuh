@@ -44,15 +44,15 @@ DEV void note_mask(const consumer &c, const fwd_args &a, const key_work &w, shar
     named_sync(A_CONSUMER + c.index, WARPGROUP_THREADS);
 }
 
-/* The first visit from `number` on that is made, or a number that is not below `end`. */
-DEV int next_visit(const consumer &c, const fwd_args &a, const key_work &w, const shared_memory *shared, int number,
-                   int end)
+/* The first visit of a work tile from `number` on that is made; behind the last one a number that is none's. */
+DEV int next_visit(const consumer &c, const fwd_args &a, const key_work &w, const shared_memory *shared, int number)
 {
+    const int end = count_numbers(a, w);
 #pragma unroll 1
     while (number < min(end, (int)NOTED_VISITS)) {
         const uint32_t made = shared->made_visits[c.index][number / 32] >> number % 32;
         if (made != 0)
-            return number + __popc(~made & (made - 1));
+            return number + __popc(~made & (made - 1)); /* zeros below the lowest bit */
         number = (number / 32 + 1) * 32;
     }
 #pragma unroll 1

@@ -184,7 +184,7 @@ DEV void make_visits(key_gradient &dk, key_gradient &dv, const key_fragments &f,
 {
 #if MASK_BITS
 #pragma unroll 1
-    for (; number < end; number = next_visit(c, a, *w, shared, number + 1, end), use++) {
+    for (; number < end; number = next_visit(c, a, *w, shared, number + 1), use++) {
         const bool has_dq = use % CONSUMERS == c.index && use - shared->first_use[c.index] >= DS_STAGES;
         if (hides_all(c, a, *w, shared, number)) {
             if (has_dq)
@@ -232,9 +232,9 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
             load_key_fragments(f, smem, ds_key, lane);
 #if MASK_BITS
             note_mask(c, a, *w, shared, use);
-            int number = next_visit(c, a, *w, shared, 0, count_numbers(a, *w));
+            int number = next_visit(c, a, *w, shared, 0);
             visit<1, 0, 0>(dk, dv, f, c, a, w, shared, use++, number);
-            number = next_visit(c, a, *w, shared, number + 1, count_numbers(a, *w));
+            number = next_visit(c, a, *w, shared, number + 1);
 #else
             int number = 1;
             visit<1, 0, 0>(dk, dv, f, c, a, w, shared, use++, 0);
