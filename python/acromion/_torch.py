@@ -283,6 +283,8 @@ def _by_operators(names: Tuple[str, ...], positional: Tuple[Any, ...], keywords:
     if not torch.compiler.is_compiling():
         _check_kinds(q=q, k=k, v=v, out=out, **tensors)
         _check_devices(q, k=k, v=v, out=out, **tensors)
+        if out is not None and out.is_neg():
+            raise ValueError("out is a view that PyTorch negates when it is read: give a tensor that is not")
     inputs = (q, k, v, *(x for x in arguments.values() if isinstance(x, torch.Tensor)))
     if out is None and torch.is_grad_enabled() and _is_eager(*inputs) and any(x.requires_grad for x in inputs):
         _refuse_gradients("sdpa", q, k=k, v=v, **arguments)
@@ -309,4 +311,6 @@ def bind() -> None:
     torch.compiler.substitute_in_graph(_native.sdpa_paged, skip_signature_check=True)(_sdpa_paged)
     _native.bind_torch(torch.Tensor, torch.nn.Parameter, _sdpa, _sdpa_paged, torch.is_grad_enabled,
                        torch._C._len_torch_dispatch_stack, torch.cuda.is_current_stream_capturing, torch.empty_like,
-                       _spread, torch.float16, torch.float32, torch.uint8, torch.int64, torch.uint64)
+                       _spread, torch.float16, torch.float32, torch.uint8, torch.int64, torch.uint64,
+                       tuple((x, torch._neg_view(x)) for x in (torch.empty(1), torch.empty((2, 3), dtype=torch.float16),
+                                                               torch.empty(1, requires_grad=True))))

@@ -8,7 +8,6 @@
 
 #include "torch_side.h"
 
-typedef struct torch_handle torch_handle;   /* at::Tensor */
 typedef struct torch_library torch_library; /* torch::Library: takes its operators back when it is deleted */
 typedef PyObject *operator_call(PyObject *self, PyObject *const *args, Py_ssize_t positional, PyObject *names);
 typedef void stack_function(uint64_t *stack, uint64_t given, uint64_t results);
@@ -22,9 +21,6 @@ static struct {
     int32_t (*new_handle)(const torch_handle *tensor, torch_handle **out);
     int32_t (*new_undefined)(torch_handle **out);
     int32_t (*delete_handle)(torch_handle *tensor);
-    int32_t (*empty)(int64_t ndim, const int64_t *shape, const int64_t *strides, int32_t dtype, int32_t device_type,
-                     int32_t device_index, torch_handle **out);
-    int32_t (*float32)(void), (*cpu)(void);
     PyObject *(*wrap)(const torch_handle *tensor);
     torch_handle *(*negate)(torch_handle *tensor);
     void (*fail)(const char *function, const char *file, uint32_t line, const char *text);
@@ -41,17 +37,13 @@ static const struct symbol {
     {"aoti_torch_new_tensor_handle", &torch.new_handle},
     {"aoti_torch_new_uninitialized_tensor", &torch.new_undefined},
     {"aoti_torch_delete_tensor_object", &torch.delete_handle},
-    {"aoti_torch_empty_strided", &torch.empty},
-    {"aoti_torch_dtype_float32", &torch.float32},
-    {"aoti_torch_device_type_cpu", &torch.cpu},
     {"_Z16THPVariable_WrapRKN2at10TensorBaseE", &torch.wrap},
     {"_ZN2at4_ops4neg_4callERNS_6TensorE", &torch.negate},
     {"_ZN3c106detail14torchCheckFailEPKcS2_jS2_", &torch.fail},
     {"_ZdlPv", &torch.release},
 };
 
-/* Where an object of a tensor has its at::Tensor, one pointer to what it shares with others; 0: not known. */
-static size_t tensor_offset;
+static bool has_all; /* of these, and objects' tensors are known */
 
 enum {
     PLACES = 5, /* operators registered at once: a function for each, since a registered one is told no more */
@@ -64,12 +56,6 @@ static struct place {
     PyObject *function, *self, *keywords;
     char arguments[VALUES + 1], results[VALUES + 1];
 } places[PLACES];
-
-/* The at::Tensor of an object. */
-static torch_handle *inside(PyObject *tensor)
-{
-    return (torch_handle *)((char *)tensor + tensor_offset);
-}
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
@@ -94,7 +80,7 @@ PyObject *aten_stack_raise(PyObject *module, PyObject *unused)
  * callers here, which hold nothing, not the interpreter either. */
 static void throw_pending(void)
 {
-    torch.negate(inside(raising));
+    torch.negate(torch_inside(raising));
     torch.fail(__func__, __FILE__, __LINE__, "acromion failed, and its exception was lost");
 }
 
@@ -148,7 +134,7 @@ static int put(uint64_t *word, char kind, PyObject *value)
         PyErr_Format(PyExc_TypeError, "a result is a %R, must be a tensor or None", (PyObject *)Py_TYPE(value));
         return -1;
     }
-    if (value == Py_None ? torch.new_undefined(&handle) : torch.new_handle(inside(value), &handle)) {
+    if (value == Py_None ? torch.new_undefined(&handle) : torch.new_handle(torch_inside(value), &handle)) {
         PyErr_SetString(PyExc_RuntimeError, "PyTorch made no handle for a result");
         return -1;
     }
@@ -220,38 +206,19 @@ static stack_function *const entries[PLACES] = {enter_0, enter_1, enter_2, enter
 
 /* ---- Registering ------------------------------------------------------------------------------------------------- */
 
-/* Finds the at::Tensor in a tensor's object: behind the object's head, perhaps behind a flag. It is the one pointer
- * that a handle of the same tensor is. */
-static size_t find_tensor(void)
-{
-    torch_handle *handle = NULL;
-    size_t result = 0;
-    if (torch.empty(0, NULL, NULL, torch.float32(), torch.cpu(), 0, &handle))
-        return 0;
-    PyObject *const object = torch.wrap(handle);
-    for (size_t at = 2 * sizeof(void *); object && !result && at <= 3 * sizeof(void *); at += sizeof(void *))
-        if (memcmp((const char *)object + at, handle, sizeof(void *)) == 0)
-            result = at;
-    torch.delete_handle(handle);
-    Py_XDECREF(object);
-    return result;
-}
-
 PyObject *aten_stack_bind(PyObject *module, PyObject *tensor)
 {
     (void)module;
-    bool has_all = true;
+    has_all = torch_inside(tensor);
     for (size_t i = 0; has_all && i < sizeof symbols / sizeof symbols[0]; i++) {
         void *found = torch_symbol(symbols[i].name);
         memcpy(symbols[i].place, &found, sizeof found);
         has_all = found;
     }
-    if (has_all)
-        tensor_offset = find_tensor();
     Py_INCREF(tensor);
     Py_XDECREF(raising);
     raising = tensor;
-    return PyBool_FromLong(tensor_offset != 0);
+    return PyBool_FromLong(has_all);
 }
 
 static void take_back(PyObject *capsule)
@@ -280,7 +247,7 @@ PyObject *aten_stack_register(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "ssO!sO!s:aten_stack_register", &name, &key, &PyCFunction_Type, &function, &takes,
                           &PyTuple_Type, &keywords, &gives))
         return NULL;
-    if (!tensor_offset || !p || strlen(takes) > VALUES || strlen(gives) > VALUES)
+    if (!has_all || !p || strlen(takes) > VALUES || strlen(gives) > VALUES)
         Py_RETURN_NONE;
     if (torch.open_library("aten", key, __FILE__, __LINE__, &p->library))
         return PyErr_Format(PyExc_RuntimeError, "PyTorch gave no library for the dispatch key %s", key);

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "torch_side.h"
+
 static PyObject *name_dlpack, *name_dlpack_device, *name_exchange, *empty_tuple;
 
 int operand_setup(void)
@@ -235,6 +237,12 @@ int operand_acquire(operand *out, const char *name, PyObject *object)
     out->capsule = NULL;
     out->read_only = false;
     out->exchange = exchange_of(Py_TYPE(object));
+    const int is_negated = torch_is_negated(object);
+    if (is_negated < 0)
+        return -1;
+    if (is_negated)
+        return acr_py_invalid("%s is a view that PyTorch negates when it is read: resolve_neg() gives one that is not",
+                              name);
     if (!out->exchange || !out->exchange->view)
         return acquire_capsule(out);
     dl_tensor t;

@@ -79,6 +79,22 @@ class Values(unittest.TestCase):
             self.assertFalse(acromion.sdpa(q, q, q).requires_grad)
             self.assertTrue(other.submit(acromion.sdpa, q, q, q).result().requires_grad)
 
+    def test_views_that_are_to_be_negated(self):
+        """Their memory holds the opposite of what they say; the imaginary part of a conjugate is such a view."""
+        q, k, v, bias = (torch.randn(shape) for shape in ((1, 2, 5, 32), (1, 2, 9, 32), (1, 2, 9, 32), (1, 2, 5, 9)))
+        wanted = acromion.sdpa(q, k, v, attn_mask=bias)
+        negated = [torch.complex(x, -x).conj().imag for x in (q, k, v, bias)]
+        self.assertTrue(all(x.is_neg() for x in negated))
+        for i in range(4):
+            given = [q, k, v, bias]
+            given[i] = negated[i]
+            torch.testing.assert_close(acromion.sdpa(*given[:3], attn_mask=given[3]), wanted)
+        with self.assertRaisesRegex(ValueError, "out is a view that PyTorch negates"):
+            acromion.sdpa(q, k, v, out=torch._neg_view(torch.empty_like(q)))
+        lse = torch.zeros(1, 2, 5)
+        with self.assertRaisesRegex(ValueError, "a part's out is a view that PyTorch negates"):
+            acromion.merge([negated[0], q], [lse, lse])
+
     def test_sdpa_s_own_causal_rule(self):
         q, k = normal(1, 2, 5, 64), normal(1, 2, 9, 64)
         ours = acromion.sdpa(q, k, k, is_causal=True, causal_align="top_left")
