@@ -86,10 +86,9 @@ enum {
     DQ_ROUNDS = SHARED_KEYS && PAIR > 0 ? 1 : DQ_PARTS / CONSUMERS, /* of a visit: parts that a warpgroup computes */
     DQ_BUFFERS = SHARED_KEYS || PAIR > 0 ? 1 : CONSUMERS,           /* one: the warpgroups take turns */
     STATS_BYTES = 2 * Q_TILE * 4,
-    DQ_PLACES = 2,                          /* visits of whose dQ consumers may know where it goes */
-    BIAS_WORDS = MASK_BITS ? 1 : 16,        /* of a thread's scores of a part */
-    MARKS = MASK_BITS ? 2 : 0,              /* of a group of keys and a query tile: whether a mask leaves any pair */
-    NOTED_VISITS = DIM == 64 ? 2048 : 1024, /* of a work tile, whose marks consumers note */
+    DQ_PLACES = 2,                   /* visits of whose dQ consumers may know where it goes */
+    BIAS_WORDS = MASK_BITS ? 1 : 16, /* of a thread's scores of a part */
+    MARKS = MASK_BITS ? 2 : 0,       /* of a group of keys and a query tile: whether a mask leaves any pair */
     CONVERTING_CTAS = 72
 };
 
@@ -109,6 +108,9 @@ typedef struct key_work {
     int32_t made;          /* visits of which the mask leaves a pair: the others are left out */
     const uint32_t *marks; /* of the work tile's query tiles, of the first head (packed_bias.cuh) */
     int32_t marks_of_head; /* how far those of the next one are behind them */
+    int32_t words_of_tile; /* the same of the mask's words */
+    const uint32_t *words;
+    int64_t words_of_head;
 #endif
     int32_t kv_head, entry;
     int32_t q_begin, q_len, kv_begin, kv_len;
@@ -144,12 +146,12 @@ typedef struct tile_results {
     float *stats, *dq;
 } tile_results;
 
-/* The words of a warpgroup's keys for query tile 0 of a work tile's first head, and how far those of the next query
- * tile, and of the next head, are behind them (packed_bias.cuh). */
-typedef struct mask_place {
-    const uint32_t *words;
-    int64_t of_tile, of_head;
-} mask_place;
+/* Of a visit, for a warpgroup, under a boolean mask. */
+typedef struct visit_note {
+    const uint32_t *words; /* of its keys (packed_bias.cuh) */
+    int32_t number;        /* among those that the rule lets see the work tile's keys */
+    int32_t first_part;    /* the first part of the query tile of which a row sees one of its keys, or QUERY_PARTS */
+} visit_note;
 
 /* What lies where in shared memory; the device's loads want each tile at a multiple of 1024 bytes. */
 typedef struct shared_memory {
@@ -198,11 +200,7 @@ typedef struct shared_memory {
     uint64_t dq_full[ADDERS * (PAIR ? 1 : CONSUMERS)], dq_empty[CONSUMERS];
 #endif
 #if MASK_BITS
-    /* As a warpgroup notes them of a work tile: bits of visits that are made and, of those, that the mask hides from
-     * its own keys; where the words of its keys are; the use of the first visit. */
-    uint32_t made_visits[CONSUMERS][NOTED_VISITS / 32], hidden_visits[CONSUMERS][NOTED_VISITS / 32];
-    mask_place mask_places[CONSUMERS];
-    int32_t first_use[CONSUMERS];
+    visit_note visits[STAGES][CONSUMERS]; /* of the query tile in a stage */
 #endif
 #if SHARED_KEYS
     uint64_t p_full;
@@ -234,7 +232,6 @@ enum {
     ANY_ORDER = -1,                    /* instead of a turn */
     NO_MORE = -2,                      /* visits of this CTA */
     BOTH_CONSUMERS = 1,                /* a named barrier */
-    A_CONSUMER = 2,                    /* of the first one, by itself; the second's is the next */
     FINISH_THREADS = WARPGROUP_THREADS /* of the last kernel */
 };
 
@@ -284,9 +281,6 @@ DEV char *spoilt_of(const fwd_args &a, int entry, int kv_head, int tile)
 #if MASK_BITS || NARROW_BIASES
 #include "cuda/kernels/bwd_wgmma/packed_bias.cuh"
 #endif
-#if MASK_BITS
-#include "cuda/kernels/bwd_wgmma/hidden_visits.cuh"
-#endif
 
 /* ---- The first kernel: a CTA a tile of queries; grid {tiles, query heads, entries}. ---- */
 
@@ -331,6 +325,10 @@ DEV int key_of(int kv_tile, int row)
     return kv_tile * KV_TILE + row;
 #endif
 }
+
+#if MASK_BITS
+#include "cuda/kernels/bwd_wgmma/hidden_visits.cuh"
+#endif
 
 /* Of a key head. */
 DEV uint32_t count_work_tiles(const fwd_args &a)
@@ -989,6 +987,9 @@ DEV int64_t key_gradient_index(const key_work &w, const fwd_strides &stride, int
 #if PAIR
 #include "cuda/kernels/bwd_wgmma/paired_dq.cuh"
 #endif
+#if MASK_BITS
+#include "cuda/kernels/bwd_wgmma/masked_visits.cuh"
+#endif
 #if SHARED_KEYS
 #include "cuda/kernels/bwd_wgmma/shared_keys.cuh"
 #elif PAIR
@@ -1017,14 +1018,14 @@ DEV void load_piece(float (&d)[32], const float4 *from)
 DEV void init_barriers(uint32_t smem)
 {
     barrier_init(ADDRESS(smem, kv_full), 1);
-    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + (DQ_RED ? 1 + PAIR : ADDERS));
+    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + (DQ_RED ? 1 + PAIR : ADDERS) + MASK_BITS);
 #if PAIR
     barrier_init(ADDRESS(smem, ticket_full), 1);
     barrier_init(ADDRESS(smem, ticket_empty), 1);
 #endif
     const int readers = CONSUMER_WARPS * (SHARED_QUERIES ? WORK_CTAS : 1); /* of a query tile */
     for (int i = 0; i < STAGES; i++) {
-        barrier_init(ADDRESS(smem, q_full) + BARRIER_BYTES * i, 1);
+        barrier_init(ADDRESS(smem, q_full) + BARRIER_BYTES * i, 1 + MASK_BITS);
         barrier_init(ADDRESS(smem, q_empty) + BARRIER_BYTES * i, readers);
         barrier_init(ADDRESS(smem, do_full) + BARRIER_BYTES * i, 1);
         if (!PAIR || SHARED_KEYS)
@@ -1099,6 +1100,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #else
         if (threadIdx.x == WARP_THREADS || threadIdx.x == 2 * WARP_THREADS)
             accumulate_dq(args, smem, shared, threadIdx.x / WARP_THREADS - 1);
+#endif
+#if MASK_BITS
+        if (threadIdx.x == 3 * WARP_THREADS)
+            tell_visits(args.fwd, smem, shared);
 #endif
 #if PAIR
         __syncwarp();

@@ -1,8 +1,8 @@
 /* Visits that a boolean mask hides whole (MASK_BITS): no row of the query tile sees a key of the work tile. Nobody makes
  * them: the producer does not load their queries, consumers have no products of them, and of dQ's turns there are only
  * those of work tiles that do visit the query tile. All that tells which is the marks of packed_bias.cuh, so that
- * everybody finds the same visits. A piece of bwd_wgmma.cu, which includes it; what consumers note of marks is in
- * masked_visits.cuh. */
+ * everybody finds the same visits. Consumers are told by a thread of their own (masked_visits.cuh). A piece of bwd_wgmma.cu, which
+ * includes it. */
 #ifndef ACR_BWD_WGMMA_HIDDEN_VISITS_CUH
 #define ACR_BWD_WGMMA_HIDDEN_VISITS_CUH
 
@@ -12,15 +12,16 @@ DEV uint32_t mark_of(const key_work &w, int tile, int head)
     return w.marks[tile + head * w.marks_of_head];
 }
 
-/* Fills in a work tile where its marks are and how many visits are made: by the producer. */
+/* Fills in a work tile where its marks and words are and how many visits are made: by the producer. */
 DEV void mark_visits(const fwd_args &a, key_work &w)
 {
     const packed_bias *const note = bias_note(a);
-    const int of_head = note->by_head * note->tiles;
-    int work_tile = w.entry * note->by_entry + w.kv_head * anew(a.group) * note->by_head;
-    work_tile = work_tile * note->work_tiles + w.kv_tile / WORK_CTAS;
-    w.marks = note->of_keys + (int64_t)work_tile * note->tiles;
-    w.marks_of_head = of_head * note->work_tiles;
+    const int mask = w.entry * note->by_entry + w.kv_head * anew(a.group) * note->by_head;
+    w.marks = note->of_keys + ((int64_t)mask * note->work_tiles + w.kv_tile / WORK_CTAS) * note->tiles;
+    w.marks_of_head = note->by_head * note->tiles * note->work_tiles;
+    w.words_of_tile = note->work_tiles * (MARK_GROUPS * GROUP_WORDS);
+    w.words_of_head = (int64_t)(note->by_head * note->tiles) * w.words_of_tile;
+    w.words = note->words + (int64_t)mask * note->tiles * w.words_of_tile;
     int made = 0;
 #pragma unroll 1
     for (int head = 0; head < anew(a.group); head++)

@@ -1,81 +1,63 @@
-/* What consumers of paired_keys.cuh, which includes this, do under a boolean mask (MASK_BITS): they note which visits of
- * a work tile are made (hidden_visits.cuh) and which of those the mask hides from their own keys, whose products they
- * leave out; in the others they hide scores by words that packed_bias.cuh has packed. */
+/* Visits under a boolean mask (MASK_BITS): one thread of the producer's warpgroup tells consumers which visit is next and
+ * how much of it the mask leaves, and where the words are by which they hide scores (packed_bias.cuh). A piece of
+ * bwd_wgmma.cu, which includes it. */
 #ifndef ACR_BWD_WGMMA_MASKED_VISITS_CUH
 #define ACR_BWD_WGMMA_MASKED_VISITS_CUH
 
-/* The mark of a work tile's visit of that number. */
-DEV uint32_t mark_of_visit(const fwd_args &a, const key_work &w, int number)
+/* Fills in a note for a warpgroup. number: of the visit. */
+DEV void note_visit(visit_note &to, const key_work &w, int index, int number, uint32_t mark, const uint32_t *words)
 {
-    return mark_of(w, w.tile_end - 1 - number / a.group, number % a.group);
+    const group_visits own = w.groups[index];
+    const int group = key_of(w.kv_tile, index * GROUP_KEYS) / GROUP_KEYS;
+    const bool is_hidden = (mark >> group % MARK_GROUPS * 8 & 0xff) == 0;
+    to.words = words + group * GROUP_WORDS;
+    to.number = number;
+    to.first_part = is_hidden ? QUERY_PARTS : number < own.whole_end ? 0 : number < own.cut_end ? 1 : QUERY_PARTS;
 }
 
-/* Whether a mark says that all pairs are hidden of a group of keys. */
-DEV bool is_hidden(uint32_t mark, int group)
+/* By one thread: tells of all visits, of each when the one that had its stage before is over. Its arrival at q_full, at
+ * which queries arrive, too, makes a note visible. */
+DEV void tell_visits(const fwd_args &a, uint32_t smem, shared_memory *shared)
 {
-    return (mark >> group % MARK_GROUPS * 8 & 0xff) == 0;
-}
-
-/* Notes a work tile's first visits for the warpgroup. use: of the first one. */
-DEV void note_mask(const consumer &c, const fwd_args &a, const key_work &w, shared_memory *shared, int use)
-{
-    const int visits = min(count_numbers(a, w), (int)NOTED_VISITS),
-              group = key_of(w.kv_tile, c.index * GROUP_KEYS) / GROUP_KEYS;
-    named_sync(A_CONSUMER + c.index, WARPGROUP_THREADS); /* those of the work tile before are read no more */
-    if (c.thread == 0) {
-        const bwd_biases m = biases_of(a);
-        const int64_t of_tile = anew(m.groups) * m.group_words;
-        shared->mask_places[c.index] = {bias_note(a)->words +
-                                            bias_group(a, m, w.entry, w.kv_head * a.group, 0, group) * m.group_words,
-                                        of_tile, a.bias_stride.head != 0 ? anew(m.tiles) * of_tile : 0};
-        shared->first_use[c.index] = use;
-    }
+    int use = 0;
+    for (uint32_t round = 0;; round++) {
+        const key_work *const w = wait_key_work(smem, shared, round);
+        if (w->kv_tile < 0)
+            break;
+        const int first_head = w->kv_head * a.group;
+        int tile = w->tile_end - 1, head = first_head;
 #pragma unroll 1
-    for (int number = c.thread; number - c.thread < visits; number += WARPGROUP_THREADS) {
-        uint32_t mark = 0;
-        if (number < visits)
-            mark = mark_of_visit(a, w, number);
-        const uint32_t made = __ballot_sync(~0u, mark != 0), hidden = __ballot_sync(~0u, is_hidden(mark, group));
-        if (c.lane == 0) {
-            shared->made_visits[c.index][number / 32] = made;
-            shared->hidden_visits[c.index][number / 32] = hidden;
+        for (int left = w->made; left > 0; left--, use++) {
+            skip_hidden(a, *w, tile, head);
+            const int stage = use % STAGES, in_group = head - first_head,
+                      number = (w->tile_end - 1 - tile) * a.group + in_group;
+            const uint32_t mark = mark_of(*w, tile, in_group);
+            const uint32_t *const words = w->words + (int64_t)tile * w->words_of_tile + in_group * w->words_of_head;
+            barrier_wait(ADDRESS(smem, q_empty) + BARRIER_BYTES * stage, (use / STAGES & 1) ^ 1);
+#pragma unroll
+            for (int index = 0; index < CONSUMERS; index++)
+                note_visit(shared->visits[stage][index], *w, index, number, mark, words);
+            barrier_arrive(ADDRESS(smem, q_full) + BARRIER_BYTES * stage);
+            if (++head == first_head + a.group) {
+                head = first_head;
+                tile--;
+            }
         }
+        barrier_arrive(ADDRESS(smem, kv_empty)); /* the work tile is read no more */
     }
-    named_sync(A_CONSUMER + c.index, WARPGROUP_THREADS);
 }
 
-/* The first visit of a work tile from `number` on that is made; behind the last one a number that is none's. */
-DEV int next_visit(const consumer &c, const fwd_args &a, const key_work &w, const shared_memory *shared, int number)
+/* A consumer's next visit: waits until it has been told and its queries are there. */
+DEV const visit_note &wait_visit(const consumer &c, const shared_memory *shared, int use)
 {
-    const int end = count_numbers(a, w);
-#pragma unroll 1
-    while (number < min(end, (int)NOTED_VISITS)) {
-        const uint32_t made = shared->made_visits[c.index][number / 32] >> number % 32;
-        if (made != 0)
-            return number + __popc(~made & (made - 1)); /* zeros below the lowest bit */
-        number = (number / 32 + 1) * 32;
-    }
-#pragma unroll 1
-    while (number < end && mark_of_visit(a, w, number) == 0)
-        number++;
-    return number;
+    wait_use(ADDRESS(c.smem, q_full), use);
+    return shared->visits[use % STAGES][c.index];
 }
 
-/* Whether the mask hides all pairs of a work tile's visit of that number from the warpgroup. */
-DEV bool hides_all(const consumer &c, const fwd_args &a, const key_work &w, const shared_memory *shared, int number)
+/* A consumer thread's words for a visit, asked for. */
+DEV void load_mask_words(uint32_t (&words)[QUERY_PARTS], const consumer &c, const visit_note &visit)
 {
-    if (number < NOTED_VISITS)
-        return (shared->hidden_visits[c.index][number / 32] >> number % 32 & 1) != 0;
-    return is_hidden(mark_of_visit(a, w, number), key_of(w.kv_tile, c.index * GROUP_KEYS) / GROUP_KEYS);
-}
-
-/* A consumer thread's words for a work tile's visit of that number, asked for. */
-DEV void load_mask_words(uint32_t (&words)[QUERY_PARTS], const consumer &c, const shared_memory *shared,
-                         const fwd_args &a, const key_work &w, int number)
-{
-    const mask_place m = shared->mask_places[c.index];
-    const uint32_t *const from =
-        m.words + (w.tile_end - 1 - number / a.group) * m.of_tile + number % a.group * m.of_head + c.thread;
+    const uint32_t *const from = visit.words + c.thread;
 #pragma unroll
     for (int part = 0; part < QUERY_PARTS; part++)
         words[part] = from[part * WARPGROUP_THREADS];

@@ -9,7 +9,8 @@
 enum {
     ROW_THREADS = STATS_THREADS / PART_QUERIES, /* that load a row of 64 keys */
     ROW_KEYS = GROUP_KEYS / ROW_THREADS,
-    MARK_GROUPS = WORK_KEYS / GROUP_KEYS
+    MARK_GROUPS = WORK_KEYS / GROUP_KEYS,
+    GROUP_WORDS = QUERY_PARTS * BIAS_WORDS * 128 /* bwd_biases' group_words */
 };
 static_assert(MARKS == 0 || MARK_GROUPS == 4, "a work tile's mark is a word");
 static_assert(ROW_KEYS == 16, "a thread loads 16 keys: of a mask 16 bytes, of a bias twice as many");

@@ -84,10 +84,6 @@ DEV int query_of(const fwd_args &a, const key_work &w, int number)
     return (w.tile_end - 1 - number / a.group) * Q_TILE;
 }
 
-#if MASK_BITS
-#include "cuda/kernels/bwd_wgmma/masked_visits.cuh"
-#endif
-
 /* A work tile's visit of that number, of one query tile: all products but dQ, of its parts from FIRST_PART on, and with
  * HAS_DQ dQ of the visit before the last. No row of the parts before sees a key of the warpgroup. No product is under
  * way before or behind. */
@@ -102,13 +98,12 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
     const group_visits own = w->groups[c.index];
     const bool masked = number < own.plain_first || number >= own.plain_end;
     score_tile s;
+    wait_use(ADDRESS(c.smem, q_full), use);
 #if MASK_BITS
     uint32_t mask[QUERY_PARTS];
     if constexpr (FIRST_PART < QUERY_PARTS)
-        load_mask_words(mask, c, shared, a, *w, number);
+        load_mask_words(mask, c, shared->visits[stage][c.index]);
 #endif
-
-    wait_use(ADDRESS(c.smem, q_full), use);
     if (is_cut)
         clear_queries(c, ADDRESS(c.smem, q), use, w->q_len - query_of(a, *w, number));
     if constexpr (HAS_DQ) {
@@ -176,35 +171,53 @@ DEV void finish_dq_of(const consumer &c, int use)
     leave_dq(dq, c, use);
 }
 
-/* Makes a work tile's visits from `number` up to `end`, of which the first FIRST_PART parts see none of the warpgroup's
- * keys. use: of the next visit. The first visit has been made. */
-template <int FIRST_PART>
-DEV void make_visits(key_gradient &dk, key_gradient &dv, const key_fragments &f, const consumer &c, const fwd_args &a,
-                     const key_work *w, shared_memory *shared, int &use, int &number, int end)
-{
 #if MASK_BITS
+
+/* Makes a work tile's visits behind its first one. use: of the next visit. */
+DEV void make_visits(key_gradient &dk, key_gradient &dv, const key_fragments &f, const consumer &c, const fwd_args &a,
+                     const key_work *w, shared_memory *shared, int &use)
+{
 #pragma unroll 1
-    for (; number < end; number = next_visit(c, a, *w, shared, number + 1), use++) {
-        const bool has_dq = use % CONSUMERS == c.index && use - shared->first_use[c.index] >= DS_STAGES;
-        if (hides_all(c, a, *w, shared, number)) {
+    for (int made = 1; made < w->made; made++, use++) {
+        const visit_note &next = wait_visit(c, shared, use);
+        const int number = next.number, first_part = next.first_part;
+        const bool has_dq = use % CONSUMERS == c.index && made >= DS_STAGES;
+        if (first_part == 0) {
+            if (has_dq)
+                visit<0, 1, 0>(dk, dv, f, c, a, w, shared, use, number);
+            else
+                visit<0, 0, 0>(dk, dv, f, c, a, w, shared, use, number);
+        } else if (first_part == QUERY_PARTS) {
             if (has_dq)
                 visit<0, 1, QUERY_PARTS>(dk, dv, f, c, a, w, shared, use, number);
             else
                 visit<0, 0, QUERY_PARTS>(dk, dv, f, c, a, w, shared, use, number);
-        } else if (has_dq)
-            visit<0, 1, FIRST_PART>(dk, dv, f, c, a, w, shared, use, number);
-        else
-            visit<0, 0, FIRST_PART>(dk, dv, f, c, a, w, shared, use, number);
+        } else if constexpr (QUERY_PARTS == 2) {
+            if (has_dq)
+                visit<0, 1, 1>(dk, dv, f, c, a, w, shared, use, number);
+            else
+                visit<0, 0, 1>(dk, dv, f, c, a, w, shared, use, number);
+        }
     }
+}
+
 #else
+
+/* Makes a work tile's visits from `number` up to `end`, of which the first FIRST_PART parts see none of the warpgroup's
+ * keys. use: of the next visit. */
+template <int FIRST_PART>
+DEV void make_visits(key_gradient &dk, key_gradient &dv, const key_fragments &f, const consumer &c, const fwd_args &a,
+                     const key_work *w, shared_memory *shared, int &use, int &number, int end)
+{
 #pragma unroll 1
     for (; number < end; number++, use++)
         if (use % CONSUMERS == c.index && number >= DS_STAGES)
             visit<0, 1, FIRST_PART>(dk, dv, f, c, a, w, shared, use, number);
         else
             visit<0, 0, FIRST_PART>(dk, dv, f, c, a, w, shared, use, number);
-#endif
 }
+
+#endif
 
 DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int index)
 {
@@ -231,20 +244,20 @@ DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int
             key_fragments f;
             load_key_fragments(f, smem, ds_key, lane);
 #if MASK_BITS
-            note_mask(c, a, *w, shared, use);
-            int number = next_visit(c, a, *w, shared, 0);
-            visit<1, 0, 0>(dk, dv, f, c, a, w, shared, use++, number);
-            number = next_visit(c, a, *w, shared, number + 1);
+            visit<1, 0, 0>(dk, dv, f, c, a, w, shared, use, wait_visit(c, shared, use).number);
+            use++;
+            make_visits(dk, dv, f, c, a, w, shared, use);
+            const int number = w->made;
 #else
             int number = 1;
             visit<1, 0, 0>(dk, dv, f, c, a, w, shared, use++, 0);
-#endif
             make_visits<0>(dk, dv, f, c, a, w, shared, use, number, w->groups[index].whole_end);
             if constexpr (QUERY_PARTS == 2)
                 make_visits<1>(dk, dv, f, c, a, w, shared, use, number, w->groups[index].cut_end);
-            make_visits<QUERY_PARTS>(dk, dv, f, c, a, w, shared, use, number, count_numbers(a, *w));
+            make_visits<QUERY_PARTS>(dk, dv, f, c, a, w, shared, use, number, count_visits(a, *w));
+#endif
             const int last = use - 1 - (use - 1 + index) % CONSUMERS; /* the last visit whose dQ is this warpgroup's */
-            if ((MASK_BITS ? count_visits(a, *w) : number) > use - 1 - last)
+            if (number > use - 1 - last)
                 finish_dq_of(c, last);
             else
                 arrive_warp(ADDRESS(smem, kv_empty), lane);
