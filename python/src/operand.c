@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "torch_side.h"
+#include "torch_object.h"
 
 static PyObject *name_dlpack, *name_dlpack_device, *name_exchange, *empty_tuple;
 

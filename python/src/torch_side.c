@@ -8,7 +8,7 @@ static struct {
     PyTypeObject *tensor, *parameter;
     PyObject *run_op[SIGNATURES], *is_grad_enabled, *dispatch_depth, *is_capturing, *empty_like, *spread;
     PyObject *typed[TORCH_DTYPES]; /* keyword arguments that ask for a type */
-    PyObject *name_requires_grad, *name_is_neg, *name_new_empty, *name_dtype;
+    PyObject *name_requires_grad, *name_new_empty, *name_dtype;
 } torch;
 
 /* ---- PyTorch's own functions ------------------------------------------------------------------------------------- */
@@ -27,15 +27,7 @@ static struct {
     int32_t (*cpu)(void), (*cuda)(void);
     int (*is_capturing)(void *stream, int *capture); /* of CUDA's runtime: 0 for success, capture 0 for none */
     bool makes_tensors;                              /* all that this takes are there */
-    size_t tensor_offset; /* where a tensor's object has its at::Tensor, one pointer to what it shares with others; 0:
-                             not known */
-    size_t negated_word;  /* of what it points to: that with the bit of negated views */
-    uint64_t negated_bit; /* 0: not known */
 } shim;
-
-enum {
-    TENSOR_WORDS = 23 /* of 64 bits, that at::Tensor points to at least */
-};
 
 static const struct shim_symbol {
     const char *name;
@@ -91,53 +83,6 @@ static void find_shim(void)
         memcpy(shim_symbols[i].place, &found, sizeof found);
         shim.makes_tensors = shim.makes_tensors && (found || !shim_symbols[i].makes_tensors);
     }
-    if (shim.makes_tensors)
-        shim.tensor_offset = find_tensor();
-}
-
-/* What at::Tensor points to, as words. */
-static const uint64_t *words_of(PyObject *tensor)
-{
-    const uint64_t *words;
-    memcpy(&words, torch_inside(tensor), sizeof words);
-    return words;
-}
-
-/* The bit in a word that each negated view has and the tensor that it is of has not, where those words differ in nothing
- * else; 0: there is none. */
-static uint64_t differing_bit(PyObject *pairs, size_t word)
-{
-    uint64_t bit = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_Size(pairs); i++) {
-        PyObject *const pair = PyTuple_GetItem(pairs, i);
-        const uint64_t plain = words_of(PyTuple_GetItem(pair, 0))[word],
-                       negated = words_of(PyTuple_GetItem(pair, 1))[word], differing = plain ^ negated;
-        if ((differing & (differing - 1)) != 0 || (differing & negated) == 0 || (i > 0 && differing != bit))
-            return 0;
-        bit = differing;
-    }
-    return bit;
-}
-
-/* Finds where tensors say that they are negated views: PyTorch's own function takes as long as a tenth of a call. */
-static void find_negated_bit(PyObject *pairs)
-{
-    for (size_t word = 0; shim.tensor_offset && word < TENSOR_WORDS; word++) {
-        const uint64_t bit = differing_bit(pairs, word);
-        if (!bit)
-            continue;
-        if (shim.negated_bit) { /* two such words say nothing */
-            shim.negated_bit = 0;
-            return;
-        }
-        shim.negated_word = word;
-        shim.negated_bit = bit;
-    }
-}
-
-torch_handle *torch_inside(PyObject *tensor)
-{
-    return shim.tensor_offset ? (torch_handle *)((char *)tensor + shim.tensor_offset) : NULL;
 }
 
 PyObject *torch_bind(PyObject *module, PyObject *args)
@@ -152,25 +97,21 @@ PyObject *torch_bind(PyObject *module, PyObject *args)
         return NULL;
     Py_INCREF(args); /* holds everything in `torch` from now on */
     torch.name_requires_grad = PyUnicode_InternFromString("requires_grad");
-    torch.name_is_neg = PyUnicode_InternFromString("is_neg");
     torch.name_new_empty = PyUnicode_InternFromString("new_empty");
     torch.name_dtype = PyUnicode_InternFromString("dtype");
-    if (!torch.name_requires_grad || !torch.name_is_neg || !torch.name_new_empty || !torch.name_dtype)
+    if (!torch.name_requires_grad || !torch.name_new_empty || !torch.name_dtype)
         return NULL;
     for (int i = TORCH_SAME + 1; i < TORCH_DTYPES; i++)
         if (!(torch.typed[i] = PyDict_New()) || PyDict_SetItem(torch.typed[i], torch.name_dtype, dtypes[i]))
             return NULL;
+    torch_object_bind(torch.tensor);
     find_shim();
-    find_negated_bit(pairs);
+    if (shim.makes_tensors)
+        torch_object_learn(find_tensor(), pairs);
     Py_RETURN_NONE;
 }
 
 /* ---- Where a call goes ------------------------------------------------------------------------------------------- */
-
-bool torch_is_tensor(PyObject *object)
-{
-    return torch.tensor && (Py_TYPE(object) == torch.tensor || PyType_IsSubtype(Py_TYPE(object), torch.tensor));
-}
 
 static bool is_subclassed(PyObject *object)
 {
@@ -202,18 +143,6 @@ int torch_needs_dispatch(const arguments *a)
 PyObject *torch_dispatch(signature function, PyObject *const *args, Py_ssize_t positional, PyObject *keyword_names)
 {
     return acr_py_call_with(torch.run_op[function], args, positional, keyword_names);
-}
-
-int torch_is_negated(PyObject *object)
-{
-    if (!torch_is_tensor(object))
-        return 0;
-    if (shim.negated_bit)
-        return (words_of(object)[shim.negated_word] & shim.negated_bit) != 0;
-    PyObject *method = PyObject_GetAttr(object, torch.name_is_neg);
-    const int answer = method ? is_true(method) : -1;
-    Py_XDECREF(method);
-    return answer;
 }
 
 static int requires_grad(PyObject *tensor)

@@ -9,6 +9,7 @@
 #include "arguments.h"
 #include "common.h"
 #include "operand.h"
+#include "torch_object.h"
 
 /* _native.bind_torch(tensor_type, parameter_type, run_op, run_paged_op, is_grad_enabled, dispatch_depth, is_capturing,
  * empty_like, spread, float16, float32, uint8, int64, uint64, pairs): called once. pairs: tuples of a tensor and its
@@ -18,16 +19,6 @@ PyObject *torch_bind(PyObject *module, PyObject *args);
 /* A function of PyTorch's libraries: of the one that torch._C has loaded and those it needs, if its tensors are the
  * ones that were bound; NULL where there is none of this name. */
 void *torch_symbol(const char *name);
-
-bool torch_is_tensor(PyObject *object);
-
-/* The at::Tensor of a tensor's object, or NULL where that is not known. */
-typedef struct torch_handle torch_handle;
-torch_handle *torch_inside(PyObject *tensor);
-
-/* Whether an object is a tensor that PyTorch negates whenever it is read: its memory holds the opposite of what it says
- * (torch.Tensor.is_neg; imaginary parts of conjugated tensors are such). -1 with an exception. */
-int torch_is_negated(PyObject *object);
 
 /* True when a call has to go through PyTorch's dispatcher: a tensor of a subclass, or a dispatch mode is active. -1
  * with an exception. */

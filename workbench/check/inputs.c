@@ -477,8 +477,8 @@ typedef enum bias_block {
     BLOCK_UNCHANGED
 } bias_block;
 
-/* The block of key j and row i of a batch entry and head whose bias begins at `from`; a problem's first is mixed. Now and
- * then two neighbours are hidden, as many keys as two CTAs have that work together (bwd_wgmma). */
+/* The block of key j and row i of a batch entry and head whose bias begins at `from`; a problem's first is mixed. Now
+ * and then two neighbours are hidden, as many keys as two CTAs have that work together (bwd_wgmma). */
 static bias_block block_of(uint64_t seed, int64_t from, int64_t i, int64_t j)
 {
     const int64_t row = i / BIAS_BLOCK, key = j / BIAS_BLOCK;

@@ -1,7 +1,7 @@
-/* Visits that a boolean mask hides whole (MASK_BITS): no row of the query tile sees a key of the work tile. Nobody makes
- * them: the producer does not load their queries, consumers have no products of them, and of dQ's turns there are only
- * those of work tiles that do visit the query tile. All that tells which is the marks of packed_bias.cuh, so that
- * everybody finds the same visits. Consumers are told by a thread of their own (masked_visits.cuh). A piece of bwd_wgmma.cu, which
+/* Visits that a boolean mask hides whole (MASK_BITS): no row of the query tile sees a key of the work tile. Nobody
+ * makes them: the producer does not load their queries, consumers have no products of them, and of dQ's turns there are
+ * only those of work tiles that do visit the query tile. Everybody finds the same visits, by the marks of
+ * packed_bias.cuh; consumers are told by a thread of their own (masked_visits.cuh). A piece of bwd_wgmma.cu, which
  * includes it. */
 #ifndef ACR_BWD_WGMMA_HIDDEN_VISITS_CUH
 #define ACR_BWD_WGMMA_HIDDEN_VISITS_CUH

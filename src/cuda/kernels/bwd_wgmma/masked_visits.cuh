@@ -1,4 +1,4 @@
-/* Visits under a boolean mask (MASK_BITS): one thread of the producer's warpgroup tells consumers which visit is next and
+/* Visits under a boolean mask (MASK_BITS): one thread of the producer's warpgroup tells consumers which visit is next,
  * how much of it the mask leaves, and where the words are by which they hide scores (packed_bias.cuh). A piece of
  * bwd_wgmma.cu, which includes it. */
 #ifndef ACR_BWD_WGMMA_MASKED_VISITS_CUH
