@@ -88,11 +88,11 @@ DEV void find_row_stats(const bwd_args &args, const sequence &rows, int entry, i
 /* ---- Sinks ---- */
 
 /* dsinks of a head: the sum of -P(sink) * D over all rows, always in the same order. stats: of the head's first tile;
- * by all THREADS of the CTA. */
-template <int THREADS> DEV void sum_sinks(const bwd_args &args, int head, const float *stats)
+ * by all THREADS of the CTA. sums: in shared memory, the kernel's: as a variable of this function it would have a name
+ * that depends on the folder of the build. */
+template <int THREADS> DEV void sum_sinks(float (&sums)[THREADS], const bwd_args &args, int head, const float *stats)
 {
     const fwd_args &a = args.fwd;
-    __shared__ float sums[THREADS];
     float sum = 0.0f;
     for (int entry = 0; entry < a.batch; entry++) {
         const sequence rows = find_sequence(a, entry);

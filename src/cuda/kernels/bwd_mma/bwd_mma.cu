@@ -498,10 +498,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     NAME_WITH(KERNEL_NAME, _finish)(const __grid_constant__ bwd_args args)
 {
     extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ float sums[THREADS];
     const fwd_args &a = args.fwd;
     wait_for_previous_kernel();
     if (args.dsinks != nullptr && blockIdx.x == 0 && blockIdx.z == 0)
-        sum_sinks<THREADS>(args, blockIdx.y, stats_of(a, 0, blockIdx.y));
+        sum_sinks(sums, args, blockIdx.y, stats_of(a, 0, blockIdx.y));
     const int tile = gridDim.x - 1 - blockIdx.x; /* with a mask the last rows see the most keys */
     __shared__ owned own;
     share_owned<false>(own, a, tile, blockIdx.y, blockIdx.z);

@@ -102,7 +102,7 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
 #if MASK_BITS
     uint32_t mask[QUERY_PARTS];
     if constexpr (FIRST_PART < QUERY_PARTS)
-        load_mask_words(mask, c, shared->visits[stage][c.index]);
+        load_mask_words(mask, c, shared, stage);
 #endif
     if (is_cut)
         clear_queries(c, ADDRESS(c.smem, q), use, w->q_len - query_of(a, *w, number));
