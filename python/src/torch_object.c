@@ -61,7 +61,7 @@ static uint64_t differing_bit(PyObject *pairs, size_t word)
     return bit;
 }
 
-/* Finds where tensors say that they are negated views: PyTorch's own function takes as long as a tenth of a call. */
+/* Finds where tensors say that they are negated views: PyTorch's own function goes by way of its dispatcher. */
 static void find_negated_bit(PyObject *pairs)
 {
     for (size_t word = 0; word < TENSOR_WORDS; word++) {
