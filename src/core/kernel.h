@@ -105,11 +105,13 @@ typedef struct acr__helper {
  * packed batch rows is the total and batch 1: a sequence is found by its first row, and the next one lies behind it.
  *
  * A kernel with any map takes a second parameter: four CUtensorMaps in the order q, k, v, o in one __grid_constant__
- * struct (cuda/tensormap.h). A backward kernel has d_o in the place of o. All zero: no maps, no second parameter. */
+ * struct (cuda/tensormap.h). A backward kernel has d_o in the place of o, and with out_rows a fifth map, of o. All
+ * zero: no maps, no second parameter. */
 typedef struct acr__boxes {
     uint16_t q_rows, k_rows, v_rows, o_rows; /* 0 = no map for that tensor */
     uint16_t q_heads;                        /* of q's box, each with q_rows; 0 means 1 */
     uint16_t bias_rows; /* of the bias, in the place of o, whose o_rows is 0; a map only where bias_fits_boxes */
+    uint16_t out_rows;  /* of o itself, of a backward kernel */
 } acr__boxes;
 
 /* The arguments of a kernel of any kind: it is given `fwd`, with which each of them begins. */

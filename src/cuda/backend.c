@@ -49,7 +49,7 @@ typedef struct cuda_prepared {
     acr__launch launches[LAUNCHES_MOST];
     loaded_image *image;
     int owns_image; /* a candidate's */
-    fwd_maps maps;  /* of a kernel with fixed maps: as for an execution whose tensors all begin at MAP_BASE */
+    bwd_maps maps;  /* of a kernel with fixed maps: as for an execution whose tensors all begin at MAP_BASE */
 } cuda_prepared;
 
 /* ---- Entering and leaving the device ---- */
@@ -513,7 +513,7 @@ static unsigned set_attributes(CUlaunchAttribute attributes[ATTRIBUTES_MAX], con
  * stays where it was filled. */
 typedef struct kernel_call {
     bwd_args args; /* of a forward kernel `fwd` alone */
-    fwd_maps maps;
+    bwd_maps maps;
     fwd_paging paging;
     CUlaunchAttribute attributes[LAUNCHES_MOST][ATTRIBUTES_MAX];
     CUlaunchConfig configs[LAUNCHES_MOST];

@@ -79,7 +79,7 @@ static uint32_t box_rows(const fwd_paging *paging, uint32_t rows)
     return paging->table && (uint32_t)paging->page < rows ? (uint32_t)paging->page : rows;
 }
 
-acr_status acr__maps_encode(const acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes,
+acr_status acr__maps_encode(const acr__cuda_driver *driver, bwd_maps *maps, const acr__boxes *boxes,
                             const acr_problem *problem, const fwd_args *args)
 {
     const int packed = args->q_offsets != NULL;
@@ -94,6 +94,7 @@ acr_status acr__maps_encode(const acr__cuda_driver *driver, fwd_maps *maps, cons
     const tensor k = {"k", args->k, args->k_stride, kv_batch, args->kv_heads, kv_rows, args->qk_dim, kv_dtype};
     const tensor v = {"v", args->v, args->v_stride, kv_batch, args->kv_heads, kv_rows, args->v_dim, kv_dtype};
     tensor o = {"o", args->o, args->o_stride, batch, args->q_heads, q_rows, args->v_dim, problem->out_dtype};
+    const tensor out = o;
     if (problem->pass == ACR_BACKWARD) {
         o.name = "d_o";
         o.base = bwd_args_of(args)->d_o;
@@ -110,15 +111,17 @@ acr_status acr__maps_encode(const acr__cuda_driver *driver, fwd_maps *maps, cons
                          problem->bias_dtype};
     acr_status status = ACR_OK;
     if (boxes->q_rows != 0)
-        status = encode(driver, &maps->q, &q, boxes->q_rows, boxes->q_heads > 0 ? boxes->q_heads : 1);
+        status = encode(driver, &maps->inputs.q, &q, boxes->q_rows, boxes->q_heads > 0 ? boxes->q_heads : 1);
     if (boxes->k_rows != 0 && status == ACR_OK)
-        status = encode(driver, &maps->k, &k, box_rows(&paging, boxes->k_rows), 1);
+        status = encode(driver, &maps->inputs.k, &k, box_rows(&paging, boxes->k_rows), 1);
     if (boxes->v_rows != 0 && status == ACR_OK)
-        status = encode(driver, &maps->v, &v, box_rows(&paging, boxes->v_rows), 1);
+        status = encode(driver, &maps->inputs.v, &v, box_rows(&paging, boxes->v_rows), 1);
     if (boxes->o_rows != 0 && status == ACR_OK)
-        status = encode(driver, &maps->o, &o, boxes->o_rows, 1);
+        status = encode(driver, &maps->inputs.o, &o, boxes->o_rows, 1);
     if (boxes->bias_rows != 0 && bias_fits_boxes(args) && status == ACR_OK)
-        status = encode(driver, &maps->o, &bias, boxes->bias_rows, 1);
+        status = encode(driver, &maps->inputs.o, &bias, boxes->bias_rows, 1);
+    if (boxes->out_rows != 0 && status == ACR_OK)
+        status = encode(driver, &maps->out, &out, boxes->out_rows, 1);
     return status;
 }
 
@@ -134,20 +137,22 @@ static acr_status move(const acr__cuda_driver *driver, fwd_map *map, const char 
     return acr__cuda_fail(driver, result, ACR_DEVICE_FAULT, what);
 }
 
-acr_status acr__maps_move(const acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes,
+acr_status acr__maps_move(const acr__cuda_driver *driver, bwd_maps *maps, const acr__boxes *boxes,
                           const acr_problem *problem, const fwd_args *args)
 {
     const int backward = problem->pass == ACR_BACKWARD;
     acr_status status = ACR_OK;
     if (boxes->q_rows != 0)
-        status = move(driver, &maps->q, "q", args->q);
+        status = move(driver, &maps->inputs.q, "q", args->q);
     if (boxes->k_rows != 0 && status == ACR_OK)
-        status = move(driver, &maps->k, "k", args->k);
+        status = move(driver, &maps->inputs.k, "k", args->k);
     if (boxes->v_rows != 0 && status == ACR_OK)
-        status = move(driver, &maps->v, "v", args->v);
+        status = move(driver, &maps->inputs.v, "v", args->v);
     if (boxes->o_rows != 0 && status == ACR_OK)
-        status = move(driver, &maps->o, backward ? "d_o" : "o", backward ? bwd_args_of(args)->d_o : args->o);
+        status = move(driver, &maps->inputs.o, backward ? "d_o" : "o", backward ? bwd_args_of(args)->d_o : args->o);
     if (boxes->bias_rows != 0 && bias_fits_boxes(args) && status == ACR_OK)
-        status = move(driver, &maps->o, "bias", args->bias);
+        status = move(driver, &maps->inputs.o, "bias", args->bias);
+    if (boxes->out_rows != 0 && status == ACR_OK)
+        status = move(driver, &maps->out, "o", args->o);
     return status;
 }

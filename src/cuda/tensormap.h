@@ -16,6 +16,12 @@ typedef struct fwd_maps {
     fwd_map q, k, v, o;
 } fwd_maps;
 
+/* The same of a backward kernel that asks for o, too (out_rows), beside d_o in its place. */
+typedef struct bwd_maps {
+    fwd_maps inputs;
+    fwd_map out;
+} bwd_maps;
+
 #ifndef __CUDACC__
 #include "kernel.h"
 
@@ -24,12 +30,12 @@ typedef struct fwd_maps {
  * acr__tiling_why_not (fwd_model.h) accepts can be encoded. Errors: ACR_DEVICE_FAULT, naming the tensor, its base and
  * its strides. */
 struct acr__cuda_driver;
-acr_status acr__maps_encode(const struct acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes,
+acr_status acr__maps_encode(const struct acr__cuda_driver *driver, bwd_maps *maps, const acr__boxes *boxes,
                             const acr_problem *problem, const fwd_args *args);
 
 /* Moves encoded maps to the bases of another execution's tensors, all that differs between executions of a plan. Much
  * cheaper than encoding. Errors: ACR_DEVICE_FAULT, naming the tensor. */
-acr_status acr__maps_move(const struct acr__cuda_driver *driver, fwd_maps *maps, const acr__boxes *boxes,
+acr_status acr__maps_move(const struct acr__cuda_driver *driver, bwd_maps *maps, const acr__boxes *boxes,
                           const acr_problem *problem, const fwd_args *args);
 #endif
 

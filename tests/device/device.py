@@ -716,9 +716,7 @@ def run_caches(program, driver, images):
 # ---- Lines that wait for a GPU (unlisted.def; those over pages are in CACHES) ----
 
 # The line, SMs, orders, problems of terms, those of isolation.c, which takes no pages, and those of large inputs.
-UNLISTED = [(f"bwd_wgmma_{dtype}_d64_128x128_s2_pair_mask_ahead_sm90a", sms, orders,
-             problems(MASK_GRADIENTS, [64], [dtype]), [], [])
-            for dtype, sms, orders in (("f16", 4, [LATE, EAGER]), ("bf16", 80, [LATE_TOO]))]
+UNLISTED = []
 
 
 def run_unlisted(program, driver, images, isolation):

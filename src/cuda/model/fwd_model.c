@@ -101,8 +101,8 @@ static const char *boxes_why_not(const acr_problem *p, const acr__boxes *boxes)
         D_O = 4 /* places in acr__tensors */
     };
     const int backward = p->pass == ACR_BACKWARD;
-    const uint16_t box_rows[] = {boxes->q_rows, boxes->k_rows, boxes->v_rows, backward ? 0 : boxes->o_rows,
-                                 backward ? boxes->o_rows : 0};
+    const uint16_t box_rows[] = {boxes->q_rows, boxes->k_rows, boxes->v_rows,
+                                 backward ? boxes->out_rows : boxes->o_rows, backward ? boxes->o_rows : 0};
     acr__tensor tensors[ACR__TENSORS_MOST];
     describe(tensors, p);
     for (int i = 0; i <= (backward ? D_O : O); i++)

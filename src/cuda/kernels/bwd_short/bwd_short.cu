@@ -7,8 +7,8 @@
  * rows of all products, with their operands in registers, but queries' dO, which stays in shared memory: scores and dP
  * are lines by partners, P and dS are the operands of dV, dK and dQ. No product's result passes through shared memory.
  *
- * Of 384 threads, a warp asks for the loads, three find D = rowsum(dO * O) of queries that are partners, and two
- * warpgroups hold 64 lines each. After Dao et al. 2022 and Shah et al. 2024. See README.md.
+ * Of 384 threads, a warp asks for the loads and tells the LSE of queries that are partners, three find their D =
+ * rowsum(dO * O), for which the ring has their O, too, and two warpgroups hold 64 lines each. After Dao et al. 2022 and Shah et al. 2024. See README.md.
  *
  * Parameters: DIM (64; dims up to it, zero-padded), STAGES, optional BF16=1, EARLY=1 (the next stage's scores start
  * before this one's score gradients, not just before its last product), LINES_IN_SHARED=1 (dP reads the lines from
@@ -39,7 +39,6 @@ enum {
     HELPERS = 96,              /* all but the first warp of the producer's warpgroup */
     STATS_ROWS = 8,            /* of queries whose D a warp finds at once */
     STATS_ROUNDS = 3,          /* of a stage, by three warps */
-    O_STAGES = 3,              /* stages whose O is asked for */
     BOX_BYTES = 64 * ROW_BYTES /* of a warpgroup's lines, or of a stage's partners */
 };
 
@@ -81,11 +80,6 @@ typedef struct query_stats {
     float lse[64], minus_d[32][4];
 } query_stats;
 
-/* What a helper thread has asked for of a stage's O: its 32 bytes of each round's row. */
-typedef struct o_part {
-    uint8_t half[STATS_ROUNDS][2][HELPERS][16];
-} o_part;
-
 /* Where a warp's warpgroup stores its lines' gradients: of K or Q, and of V. Noted while the lines are on their way,
  * since arguments that nobody has read before come slowly. */
 typedef struct line_targets {
@@ -98,14 +92,14 @@ typedef struct line_targets {
 typedef struct shared_memory {
     uint8_t x[CONSUMERS][BOX_BYTES], y[CONSUMERS][BOX_BYTES];     /* lines: of K and V, or of Q and dO */
     uint8_t ring_x[STAGES][BOX_BYTES], ring_y[STAGES][BOX_BYTES]; /* partners: of Q and dO, or of K and V */
-    o_part o[O_STAGES];                                           /* each thread reads only what it has asked for */
+    uint8_t ring_o[STAGES][BOX_BYTES];                            /* O of partners that are queries */
     query_stats stats[STAGES];                                    /* of partners */
     line_targets targets[4 * CONSUMERS];                          /* of each consumer warp */
     int32_t seen[CONSUMERS][GROUP_LINES][2];                      /* the partners of each line, [first, end) */
     uint64_t own_full;                                            /* the lines */
     uint64_t full[STAGES], empty[STAGES];
-    uint64_t ready[STAGES];   /* LSE, or cleared partners: exponentials wait for no more */
-    uint64_t d_ready[STAGES]; /* D, which only score gradients want */
+    uint64_t ready[STAGES];   /* LSE: exponentials wait for no more */
+    uint64_t d_ready[STAGES]; /* D, which only score gradients want, or cleared partners */
     owned_lines own;
 } shared_memory;
 
@@ -213,12 +207,12 @@ DEV owned_lines find_owned(const fwd_args &a)
 
 /* A use of the ring: a tile of partners of one head. All tiles of the first head, then those of the next. */
 typedef struct ring_use {
-    int number, head, tile;
+    int stage, parity, head, tile;
 } ring_use;
 
 DEV ring_use first_use(const owned_lines &own)
 {
-    return {0, own.first_head, own.tile_first};
+    return {0, 0, own.first_head, own.tile_first};
 }
 
 DEV bool is_in_use(const ring_use &use, const owned_lines &own)
@@ -228,32 +222,25 @@ DEV bool is_in_use(const ring_use &use, const owned_lines &own)
 
 DEV void next_use(ring_use &use, const owned_lines &own)
 {
-    use.number++;
+    if (++use.stage == STAGES) {
+        use.stage = 0;
+        use.parity ^= 1;
+    }
     if (++use.tile == own.tile_end) {
         use.tile = own.tile_first;
         use.head++;
     }
 }
 
-DEV int stage_of(const ring_use &use)
-{
-    return (uint32_t)use.number % STAGES;
-}
-
-DEV int parity_of(const ring_use &use)
-{
-    return (uint32_t)use.number / STAGES & 1;
-}
-
 /* Waits for a barrier of a use's stage. */
 DEV void wait_use(uint32_t barriers, const ring_use &use)
 {
-    barrier_wait(barriers + BARRIER_BYTES * stage_of(use), parity_of(use));
+    barrier_wait(barriers + BARRIER_BYTES * use.stage, use.parity);
 }
 
 DEV void wait_empty(uint32_t smem, const ring_use &use)
 {
-    barrier_wait(ADDRESS(smem, empty) + BARRIER_BYTES * stage_of(use), parity_of(use) ^ 1);
+    barrier_wait(ADDRESS(smem, empty) + BARRIER_BYTES * use.stage, use.parity ^ 1);
 }
 
 /* One arrival per warp, behind what all its lanes have done. */
@@ -264,7 +251,7 @@ DEV void arrive_warp(uint32_t barrier, int lane)
         barrier_arrive(barrier);
 }
 
-/* ---- The producer: one thread ---- */
+/* ---- The producer: a warp, of which one thread asks for loads ---- */
 
 /* Before anything else is known of the CTA. */
 DEV void load_own(const fwd_maps &maps, uint32_t smem, const line_place &at)
@@ -280,25 +267,72 @@ DEV void load_own(const fwd_maps &maps, uint32_t smem, const line_place &at)
     }
 }
 
-DEV void load_partners(const fwd_maps &maps, uint32_t smem, const owned_lines &own, const ring_use &use)
+DEV void load_partners(const bwd_maps &all, uint32_t smem, const owned_lines &own, const ring_use &use)
 {
+    const fwd_maps &maps = all.inputs;
     const fwd_map *const x = own.at.has_keys ? &maps.q : &maps.k, *const y = own.at.has_keys ? &maps.o : &maps.v;
-    const int stage = stage_of(use);
-    const uint32_t full = ADDRESS(smem, full) + BARRIER_BYTES * stage;
-    barrier_arrive_expecting(full, 2 * BOX_BYTES);
-    load_box(ADDRESS(smem, ring_x) + stage * BOX_BYTES, x, full, 0, use.tile * KV_TILE, use.head, own.at.entry);
-    load_box(ADDRESS(smem, ring_y) + stage * BOX_BYTES, y, full, 0, use.tile * KV_TILE, use.head, own.at.entry);
+    const uint32_t full = ADDRESS(smem, full) + BARRIER_BYTES * use.stage, at = use.stage * BOX_BYTES;
+    barrier_arrive_expecting(full, (own.at.has_keys ? 3 : 2) * BOX_BYTES);
+    load_box(ADDRESS(smem, ring_x) + at, x, full, 0, use.tile * KV_TILE, use.head, own.at.entry);
+    load_box(ADDRESS(smem, ring_y) + at, y, full, 0, use.tile * KV_TILE, use.head, own.at.entry);
+    if (own.at.has_keys)
+        load_box(ADDRESS(smem, ring_o) + at, &all.out, full, 0, use.tile * KV_TILE, use.head, own.at.entry);
 }
 
-/* All partners behind the first use's. */
-DEV void produce(const fwd_maps &maps, uint32_t smem, const owned_lines &own)
+/* LSE of partners that are queries, of two rows a lane. */
+typedef struct lse_pair {
+    float of[2];
+} lse_pair;
+
+/* Of the lane's rows of a use. */
+DEV lse_pair load_lse(const fwd_args &a, const owned_lines &own, const ring_use &use, int lane)
 {
-    ring_use use = first_use(own);
-    next_use(use, own);
+    const sequence rows = {0, own.q_len, 0, own.kv_len};
+    lse_pair lse;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int row = use.tile * KV_TILE + i * WARP_THREADS + lane;
+        lse.of[i] =
+            is_in_use(use, own) && row < own.q_len ? find_lse(a, rows, own.at.entry, use.head)[row] : -CUDART_INF_F;
+    }
+    return lse;
+}
+
+/* Tells them, when the use's stage is free. */
+DEV void tell_lse(uint32_t smem, shared_memory *shared, const ring_use &use, const lse_pair &lse, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        shared->stats[use.stage].lse[i * WARP_THREADS + lane] = stats_lse(lse.of[i]);
+    arrive_warp(ADDRESS(smem, ready) + BARRIER_BYTES * use.stage, lane);
+}
+
+/* All partners behind the first use's, and the LSE of all that are queries: asked for a use ahead and told with the
+ * loads, long before anybody wants them. */
+DEV void produce(const bwd_args &args, const bwd_maps &maps, uint32_t smem, shared_memory *shared,
+                 const owned_lines &own)
+{
+    const int lane = threadIdx.x % WARP_THREADS;
+    const bool has_keys = own.at.has_keys;
+    ring_use use = first_use(own), next = use;
+    lse_pair lse;
+    if (has_keys)
+        lse = load_lse(args.fwd, own, use, lane);
 #pragma unroll 1
-    for (; is_in_use(use, own); next_use(use, own)) {
-        wait_empty(smem, use);
-        load_partners(maps, smem, own, use);
+    for (bool is_first = true; is_in_use(use, own); is_first = false) {
+        next_use(next, own);
+        if (!is_first) {
+            wait_empty(smem, use);
+            if (elect_one())
+                load_partners(maps, smem, own, use);
+            __syncwarp(); /* else both sides of the branch may use the warp's uniform registers at a time (lab.md) */
+        }
+        if (has_keys) {
+            const lse_pair of_next = load_lse(args.fwd, own, next, lane);
+            tell_lse(smem, shared, use, lse, lane);
+            lse = of_next;
+        }
+        use = next;
     }
 }
 
@@ -315,31 +349,6 @@ DEV int stats_row(int thread, int round)
     return (round * HELPER_WARPS + thread / WARP_THREADS) * STATS_ROWS;
 }
 
-/* Asks for the thread's part of O of a use of the ring; rows and dims that do not exist are zeros. to: part's address,
- * the thread's. */
-DEV void ask_o(const fwd_args &a, const owned_lines &own, const ring_use &use, uint32_t to, int thread)
-{
-    const sequence rows = {0, own.q_len, 0, own.kv_len};
-    const int column = thread % 4 * 16;
-    if (is_in_use(use, own)) {
-        int row = use.tile * KV_TILE + stats_row(thread, 0) + thread % WARP_THREADS / 4;
-        const char *from =
-            (const char *)a.o + (output_index(a, rows, own.at.entry, use.head, row) + column) * ELEM_BYTES;
-#pragma unroll
-        for (int i = 0; i < STATS_ROUNDS; i++) {
-            if (stats_row(thread, i) >= 64)
-                break;
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-                copy_chunk_async(to + (2 * i + j) * (HELPERS * CHUNK_BYTES), from + j * CHUNK_BYTES,
-                                 row < own.q_len && column + 8 * j < a.v_dim);
-            row += HELPER_WARPS * STATS_ROWS;
-            from += HELPER_WARPS * STATS_ROWS * ELEM_BYTES * a.o_stride.row;
-        }
-    }
-    copies_commit();
-}
-
 /* Stores -D of a row, which a lane on the diagonal of its products has. */
 DEV void store_d(query_stats *to, int row, int lane, const float (&first)[4], const float (&second)[4])
 {
@@ -349,9 +358,9 @@ DEV void store_d(query_stats *to, int row, int lane, const float (&first)[4], co
     }
 }
 
-/* D of the stage's rows, once its dO and the thread's part of O have landed. A round's products wait behind those of
- * the consumers, so that D_ROUNDS of them are started together. */
-DEV void find_d(uint32_t box, uint32_t part, query_stats *to, int thread)
+/* D of a stage's rows, once its dO and O have landed. A round's products wait behind those of the consumers, so that
+ * D_ROUNDS of them are started together. */
+DEV void find_d(uint32_t d_o_box, uint32_t o_box, query_stats *to, int thread)
 {
     const int lane = thread % WARP_THREADS, row = lane / 4;
 #pragma unroll
@@ -362,8 +371,8 @@ DEV void find_d(uint32_t box, uint32_t part, query_stats *to, int thread)
             const int in_stage = stats_row(thread, of + i) < 64 ? stats_row(thread, of + i) : 0;
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                const uint4 o = load_shared_4(part + (2 * (of + i) + j) * (HELPERS * CHUNK_BYTES)),
-                            d_o = load_shared_4(box + chunk_offset(in_stage + row, 2 * (lane % 4) + j, ROW_CHUNKS));
+                const uint32_t at = chunk_offset(in_stage + row, 2 * (lane % 4) + j, ROW_CHUNKS);
+                const uint4 o = load_shared_4(o_box + at), d_o = load_shared_4(d_o_box + at);
                 const uint32_t a[4] = {d_o.x, d_o.y, d_o.z, d_o.w};
                 multiply_add<BF16>(first[i], a, o.x, o.z);
                 multiply_add<BF16>(second[i], a, o.y, o.w);
@@ -376,64 +385,18 @@ DEV void find_d(uint32_t box, uint32_t part, query_stats *to, int thread)
     }
 }
 
-/* The LSE of the thread's row of a use. */
-DEV float load_lse(const fwd_args &a, const owned_lines &own, const ring_use &use, int thread)
+/* D of all uses. */
+DEV void find_all_d(uint32_t smem, shared_memory *shared, const owned_lines &own, int thread)
 {
-    const sequence rows = {0, own.q_len, 0, own.kv_len};
-    const int row = use.tile * KV_TILE + thread;
-    return thread < KV_TILE && is_in_use(use, own) && row < own.q_len ? find_lse(a, rows, own.at.entry, use.head)[row]
-                                                                      : -CUDART_INF_F;
-}
-
-/* Tells the LSE of the thread's row of a use, once its stage is free. */
-DEV void tell_lse(uint32_t smem, shared_memory *shared, const ring_use &use, float lse, int thread)
-{
-    const int stage = stage_of(use);
-    wait_empty(smem, use);
-    if (thread < KV_TILE)
-        shared->stats[stage].lse[thread] = stats_lse(lse);
-    arrive_warp(ADDRESS(smem, ready) + BARRIER_BYTES * stage, thread % WARP_THREADS);
-}
-
-/* The statistics of all uses. O is asked for two uses ahead, into places that only the asking thread reads. A row's LSE
- * is told a use ahead of its D, since exponentials, which want it alone, come before score gradients. */
-DEV void find_stats(const fwd_args &a, uint32_t smem, shared_memory *shared, const owned_lines &own, int thread)
-{
-    const uint32_t parts = ADDRESS(smem, o) + thread * CHUNK_BYTES;
-    ring_use use = first_use(own), ahead = use;
-    int slot = 0;
-    float lse = load_lse(a, own, use, thread); /* of the use that is told next */
-    if (is_in_use(use, own)) {
-        tell_lse(smem, shared, use, lse, thread);
-        ring_use next = use;
-        next_use(next, own);
-        lse = load_lse(a, own, next, thread);
-    }
-    for (int i = 0; i < O_STAGES - 1; i++) {
-        ask_o(a, own, ahead, parts + i * (uint32_t)sizeof(o_part), thread);
-        next_use(ahead, own);
-    }
 #pragma unroll 1
-    while (is_in_use(use, own)) {
-        const int stage = stage_of(use), last_slot = slot == 0 ? O_STAGES - 1 : slot - 1;
-        ask_o(a, own, ahead, parts + last_slot * (uint32_t)sizeof(o_part), thread);
-        next_use(ahead, own);
-        ring_use next = use;
-        next_use(next, own);
-        if (is_in_use(next, own))
-            tell_lse(smem, shared, next, lse, thread);
-        COPIES_WAIT(O_STAGES - 1);
+    for (ring_use use = first_use(own); is_in_use(use, own); next_use(use, own)) {
         wait_use(ADDRESS(smem, full), use);
-        __syncwarp();
-        ACR_TRACE_POINT(use.number, "helper: dO here");
-        find_d(ADDRESS(smem, ring_y) + stage * BOX_BYTES, parts + slot * (uint32_t)sizeof(o_part),
-               &shared->stats[stage], thread);
-        arrive_warp(ADDRESS(smem, d_ready) + BARRIER_BYTES * stage, thread % WARP_THREADS);
-        ACR_TRACE_POINT(use.number, "helper: D stored");
-        slot = slot == O_STAGES - 1 ? 0 : slot + 1;
-        use = next;
-        next_use(next, own);
-        lse = load_lse(a, own, next, thread);
+        __syncwarp(); /* products are the whole warp's */
+        ACR_TRACE_POINT(use.tile, "helper: dO here");
+        find_d(ADDRESS(smem, ring_y) + use.stage * BOX_BYTES, ADDRESS(smem, ring_o) + use.stage * BOX_BYTES,
+               &shared->stats[use.stage], thread);
+        arrive_warp(ADDRESS(smem, d_ready) + BARRIER_BYTES * use.stage, thread % WARP_THREADS);
+        ACR_TRACE_POINT(use.tile, "helper: D stored");
     }
 }
 
@@ -448,24 +411,24 @@ DEV void clear_partners(uint32_t smem, int stage, int first, int thread)
     shared_stores_visible();
 }
 
-DEV void help(const fwd_args &a, uint32_t smem, shared_memory *shared)
+DEV void help(uint32_t smem, shared_memory *shared)
 {
     const owned_lines &own = shared->own;
     const int thread = threadIdx.x - WARP_THREADS;
     if (own.at.has_keys) {
         const owned_lines copy = own; /* in registers: shared memory would be read again behind every barrier */
-        find_stats(a, smem, shared, copy, thread);
+        find_all_d(smem, shared, copy, thread);
         return;
     }
     if (!own.needs_clearing)
         return;
 #pragma unroll 1
     for (ring_use use = first_use(own); is_in_use(use, own); next_use(use, own)) {
-        const int stage = stage_of(use), first = use.tile * KV_TILE;
+        const int stage = use.stage, first = use.tile * KV_TILE;
         wait_use(ADDRESS(smem, full), use);
         if (first + KV_TILE > own.partners)
             clear_partners(smem, stage, own.partners - first, thread);
-        arrive_warp(ADDRESS(smem, ready) + BARRIER_BYTES * stage, thread % WARP_THREADS);
+        arrive_warp(ADDRESS(smem, d_ready) + BARRIER_BYTES * stage, thread % WARP_THREADS);
     }
 }
 
@@ -626,7 +589,7 @@ DEV void wait_partners(const consumer &c, const ring_use &use, const owned_lines
 {
     wait_use(ADDRESS(c.smem, full), use);
     if (own.needs_clearing)
-        wait_use(ADDRESS(c.smem, ready), use);
+        wait_use(ADDRESS(c.smem, d_ready), use);
 }
 
 DEV void release(const consumer &c, int stage)
@@ -657,22 +620,22 @@ DEV void find_p(held_lines &l, score_tile &p, score_tile &s, const consumer &c, 
                 const ring_use &use, bool masked)
 {
     if constexpr (KEYS)
-        ACR_TRACE_POINT(use.number, "keys: scores ready");
+        ACR_TRACE_POINT(use.tile, "keys: scores ready");
     else
-        ACR_TRACE_POINT(use.number, "queries: scores ready");
+        ACR_TRACE_POINT(use.tile, "queries: scores ready");
     if (KEYS)
         wait_use(ADDRESS(c.smem, ready), use);
     if (masked)
         hide_partners(s, c, shared, use.tile * KV_TILE);
-    find_probabilities<KEYS>(p, s, c, &shared->stats[stage_of(use)]);
+    find_probabilities<KEYS>(p, s, c, &shared->stats[use.stage]);
     if constexpr (KEYS)
-        ACR_TRACE_POINT(use.number, "keys: exponentials done");
+        ACR_TRACE_POINT(use.tile, "keys: exponentials done");
     else
-        ACR_TRACE_POINT(use.number, "queries: exponentials done");
+        ACR_TRACE_POINT(use.tile, "queries: exponentials done");
     if constexpr (KEYS) {
         packed_tile rounded;
         round_probabilities(rounded, p);
-        start_gradient(l.dy, rounded, partner_y(c, stage_of(use)));
+        start_gradient(l.dy, rounded, partner_y(c, use.stage));
     }
 }
 
@@ -687,11 +650,11 @@ DEV void find_ds(packed_tile &ds, const score_tile &p, const score_tile &dp, con
     WGMMA_WAIT(LATER);
     if (release_before >= 0)
         release(c, release_before);
-    find_score_gradients<KEYS>(ds, p, dp, c, &shared->stats[stage_of(use)]);
+    find_score_gradients<KEYS>(ds, p, dp, c, &shared->stats[use.stage]);
     if constexpr (KEYS)
-        ACR_TRACE_POINT(use.number, "keys: score gradients done");
+        ACR_TRACE_POINT(use.tile, "keys: score gradients done");
     else
-        ACR_TRACE_POINT(use.number, "queries: score gradients done");
+        ACR_TRACE_POINT(use.tile, "queries: score gradients done");
 }
 
 /* Starts a stage's scores, and its dP. Queries' dO is read from shared memory: held in registers over the loop, CUDA
@@ -717,11 +680,11 @@ DEV void visit_stages(held_lines &l, const consumer &c, const shared_memory *sha
     packed_tile ds;
     int before = -1; /* the stage that the last product under way reads */
     bool goes_on = true;
-    start_own_scores(s, l, c, stage_of(use));
+    start_own_scores(s, l, c, use.stage);
     wgmma_commit(); /* in place of the last product */
 #pragma unroll 1
     while (goes_on) {
-        const int stage = stage_of(use);
+        const int stage = use.stage;
         const bool masked = is_masked(use, seen);
         ring_use next = use;
         next_use(next, own);
@@ -729,7 +692,7 @@ DEV void visit_stages(held_lines &l, const consumer &c, const shared_memory *sha
         start_weight_gradients<KEYS>(dp, l, c, stage);
         WGMMA_WAIT(2); /* the scores */
         find_p<KEYS>(l, p, s, c, shared, use, masked);
-        const int next_stage = goes_on ? stage_of(next) : stage; /* behind the last: of no use */
+        const int next_stage = goes_on ? next.stage : stage; /* behind the last: of no use */
         if ((EARLY || !KEYS) &&
             goes_on) /* a branch keeps the assembler from moving exponentials behind the next wait */
             wait_partners(c, next, own);
@@ -741,7 +704,7 @@ DEV void visit_stages(held_lines &l, const consumer &c, const shared_memory *sha
         if (!EARLY)
             start_own_scores(s, l, c, next_stage);
         start_gradient(l.dx, ds, partner_x(c, stage));
-        ACR_TRACE_POINT(use.number, "last product asked");
+        ACR_TRACE_POINT(use.tile, "last product asked");
         WGMMA_WAIT(1); /* the next scores */
         before = stage;
         use = next;
@@ -938,14 +901,14 @@ template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, share
 #pragma unroll 1
         while (is_in_use(use, own)) {
             wait_partners(c, use, own);
-            ACR_TRACE_POINT(use.number, "partners landed");
+            ACR_TRACE_POINT(use.tile, "partners landed");
             if (is_visited(use, own, seen)) {
                 visit_stages<KEYS>(l, c, shared, use, own, seen);
                 continue;
             }
             if (KEYS) /* the helpers read what is released here */
                 wait_use(ADDRESS(smem, d_ready), use);
-            release(c, stage_of(use));
+            release(c, use.stage);
             next_use(use, own);
         }
     }
@@ -959,7 +922,7 @@ DEV void init_ring(uint32_t smem)
 {
     for (int i = 0; i < STAGES; i++) {
         barrier_init(ADDRESS(smem, full) + BARRIER_BYTES * i, 1);
-        barrier_init(ADDRESS(smem, ready) + BARRIER_BYTES * i, HELPER_WARPS);
+        barrier_init(ADDRESS(smem, ready) + BARRIER_BYTES * i, 1);
         barrier_init(ADDRESS(smem, empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
         barrier_init(ADDRESS(smem, d_ready) + BARRIER_BYTES * i, HELPER_WARPS);
     }
@@ -967,8 +930,9 @@ DEV void init_ring(uint32_t smem)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    KERNEL_NAME(const __grid_constant__ bwd_args args, const __grid_constant__ fwd_maps maps)
+    KERNEL_NAME(const __grid_constant__ bwd_args args, const __grid_constant__ bwd_maps all_maps)
 {
+    const fwd_maps &maps = all_maps.inputs;
     extern __shared__ __align__(1024) uint8_t memory[];
     shared_memory *const shared = (shared_memory *)memory;
     const uint32_t smem = smem_address(memory);
@@ -992,7 +956,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (elect_one()) {
             shared->own = find_owned(args.fwd);
             if (is_in_use(first_use(shared->own), shared->own))
-                load_partners(maps, smem, shared->own, first_use(shared->own));
+                load_partners(all_maps, smem, shared->own, first_use(shared->own));
         }
     } else
         wait_for_previous_kernel();
@@ -1000,9 +964,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (group == 0) {
         REGISTERS_GIVE(PRODUCER_REGISTERS);
         if (warp != 0)
-            help(args.fwd, smem, shared);
-        else if (elect_one())
-            produce(maps, smem, shared->own);
+            help(smem, shared);
+        else {
+            const owned_lines own = shared->own;
+            produce(args, all_maps, smem, shared, own);
+        }
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
         if (shared->own.at.has_keys)
@@ -1064,11 +1030,11 @@ static double count_visits(visible_entry entry, int keys, int32_t line)
     return first < end ? (double)((end + KV_TILE - 1) / KV_TILE - first / KV_TILE) : 0;
 }
 
-/* By an H200 (lab.md, "The cost"): of two warpgroups side by side a visit takes 1470 cycles for keys and 980 for
- * queries, of one alone 2400; that of queries is a guess, in the same ratio. A CTA takes 3200 besides. */
+/* By an H200 (lab.md, "The cost"): of two warpgroups side by side a visit takes 1080 cycles for keys and 840 for
+ * queries, of one alone 1600; that of queries is a guess, in the same ratio. A CTA takes 5100 besides. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double visit_cycles[2] = {980.0, 1470.0}, alone_cycles[2] = {1600.0, 2400.0}, cta_cycles = 3200.0;
+    const double visit_cycles[2] = {840.0, 1080.0}, alone_cycles[2] = {1240.0, 1600.0}, cta_cycles = 5100.0;
     const visible_entry entry = acr__longest_entry(problem);
     double cycles = 0, most = 0; /* of all CTAs, and of one */
     for (int keys = 0; keys <= 1; keys++) {
@@ -1097,7 +1063,7 @@ const acr__kernel KERNEL_DESCRIPTION = {
     .why_not = why_not,
     .cost = cost,
     .shape = shape,
-    .boxes = {.q_rows = KV_TILE, .k_rows = KV_TILE, .v_rows = KV_TILE, .o_rows = KV_TILE},
+    .boxes = {.q_rows = KV_TILE, .k_rows = KV_TILE, .v_rows = KV_TILE, .o_rows = KV_TILE, .out_rows = KV_TILE},
 };
 
 #endif

@@ -17,10 +17,9 @@
  * PACKED=1 (packed batches alone), TERMS (FWD_TERM_CAP, or 0, or FWD_TERM_BIAS: boolean masks alone with PAIR=1, else
  * biases of 16 bits alone), HEADS_MEMORY (KB of Q, dO and dQ that the heads at work may take of L2), DQ_RED=1 (dQ goes
  * to global memory from registers, direct_dq.cuh), PAIR=1 (two CTAs sum dQ of their keys together, paired_keys.cuh or,
- * of DIM 256 and with DQ_RED=1, paired_dims.cuh), MASK_AHEAD=1 (of masks at DIM 64: words come by the copy engine, and
- * visits are told before their keys are there).
+ * of DIM 256 and with DQ_RED=1, paired_dims.cuh).
  *
- * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 MASK_AHEAD=0 */
+ * PARAMETERS: DIM Q_TILE BF16=0 PACKED=0 TERMS=0 HEADS_MEMORY=32768 DQ_RED=0 PAIR=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef PACKED
@@ -34,9 +33,6 @@
 #endif
 #ifndef PAIR
 #define PAIR 0
-#endif
-#ifndef MASK_AHEAD
-#define MASK_AHEAD 0
 #endif
 /* Both warpgroups have the same keys: dK and dV of 128 do not fit the register file. */
 #define SHARED_KEYS (DIM == 256)
@@ -205,10 +201,6 @@ typedef struct shared_memory {
 #endif
 #if MASK_BITS
     visit_note visits[STAGES][CONSUMERS]; /* of the query tile in a stage */
-#if MASK_AHEAD
-    __attribute__((aligned(16))) uint32_t mask_words[STAGES][CONSUMERS][QUERY_PARTS * 128]; /* the mask's, likewise */
-    uint64_t work_full, work_told; /* a work tile, to and from the thread that tells of its visits */
-#endif
 #endif
 #if SHARED_KEYS
     uint64_t p_full;
@@ -248,7 +240,6 @@ static_assert(Q_TILE == (DIM == 64 ? 128 : 64), "Q_TILE: dQ is parts of 64 x 64,
 static_assert(HEADS_MEMORY >= 1024, "HEADS_MEMORY: a MB or more");
 static_assert(TERMS == 0 || TERMS == FWD_TERM_CAP || TERMS == FWD_TERM_BIAS, "TERMS: a softcap, or masks, or none");
 static_assert(!MASK_BITS || (!SHARED_KEYS && !PACKED), "TERMS: masks at DIM 64 and 128");
-static_assert(!MASK_AHEAD || (MASK_BITS && DIM == 64), "MASK_AHEAD: of masks at DIM 64");
 static_assert(!NARROW_BIASES || (DIM == 64 && !PACKED), "TERMS: biases at DIM 64");
 static_assert(DQ_RED == 0 || DQ_RED == 1, "DQ_RED: 0 or 1");
 static_assert(PAIR == 0 || (PAIR == 1 && DQ_RED == SHARED_KEYS && (DIM != 64 || KEYS_IN_REGISTERS)),
@@ -571,16 +562,9 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
     for (uint32_t round = 0;; round++) {
         const uint32_t number = take_ticket((uint32_t *)a.workspace, smem, rank, round);
         key_work *const slot = shared->work + round % WORK_SLOTS;
-#if MASK_AHEAD
-        if (round > 0)
-            barrier_wait(ADDRESS(smem, work_told), (round - 1) & 1);
-#endif
         *slot = number < count_work(a) ? find_work(a, number, rank) : key_work{-1};
         const int kv_tile = slot->kv_tile;
         if (kv_tile < 0) {
-#if MASK_AHEAD
-            barrier_arrive(ADDRESS(smem, work_full));
-#endif
             wait_keys_left(smem, round);
             barrier_arrive(kv_full);
             return;
@@ -593,9 +577,6 @@ DEV void produce(const bwd_args &args, const fwd_maps &maps, uint32_t smem, shar
 #endif
 #if MASK_BITS
         mark_visits(a, *slot);
-#endif
-#if MASK_AHEAD
-        barrier_arrive(ADDRESS(smem, work_full));
 #endif
         const int first_tile = bwd_first_tile(&a, slot->entry, Q_TILE), visits = count_visits(a, *slot);
         int tile = slot->tile_end - 1, head = slot->kv_head * a.group;
@@ -1037,11 +1018,7 @@ DEV void load_piece(float (&d)[32], const float4 *from)
 DEV void init_barriers(uint32_t smem)
 {
     barrier_init(ADDRESS(smem, kv_full), 1);
-    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + (DQ_RED ? 1 + PAIR : ADDERS) + (MASK_BITS && !MASK_AHEAD));
-#if MASK_AHEAD
-    barrier_init(ADDRESS(smem, work_full), 1);
-    barrier_init(ADDRESS(smem, work_told), 1);
-#endif
+    barrier_init(ADDRESS(smem, kv_empty), CONSUMER_WARPS + (DQ_RED ? 1 + PAIR : ADDERS) + MASK_BITS);
 #if PAIR
     barrier_init(ADDRESS(smem, ticket_full), 1);
     barrier_init(ADDRESS(smem, ticket_empty), 1);

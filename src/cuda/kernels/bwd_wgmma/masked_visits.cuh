@@ -21,12 +21,7 @@ DEV void tell_visits(const fwd_args &a, uint32_t smem, shared_memory *shared)
 {
     int use = 0;
     for (uint32_t round = 0;; round++) {
-#if MASK_AHEAD
-        barrier_wait(ADDRESS(smem, work_full), round & 1);
-        const key_work *const w = &shared->work[round % WORK_SLOTS];
-#else
         const key_work *const w = wait_key_work(smem, shared, round);
-#endif
         if (w->kv_tile < 0)
             break;
         const int first_head = w->kv_head * a.group;
@@ -42,26 +37,13 @@ DEV void tell_visits(const fwd_args &a, uint32_t smem, shared_memory *shared)
 #pragma unroll
             for (int index = 0; index < CONSUMERS; index++)
                 note_visit(shared->visits[stage][index], *w, index, number, mark, words);
-#if MASK_AHEAD
-            barrier_arrive_expecting(ADDRESS(smem, q_full) + BARRIER_BYTES * stage, sizeof shared->mask_words[0]);
-#pragma unroll
-            for (int index = 0; index < CONSUMERS; index++)
-                load_bytes(ADDRESS(smem, mask_words) + (stage * CONSUMERS + index) * (GROUP_WORDS * 4),
-                           words + key_of(w->kv_tile, index * GROUP_KEYS) / GROUP_KEYS * GROUP_WORDS, GROUP_WORDS * 4,
-                           ADDRESS(smem, q_full) + BARRIER_BYTES * stage);
-#else
             barrier_arrive(ADDRESS(smem, q_full) + BARRIER_BYTES * stage);
-#endif
             if (++head == first_head + a.group) {
                 head = first_head;
                 tile--;
             }
         }
-#if MASK_AHEAD
-        barrier_arrive(ADDRESS(smem, work_told));
-#else
         barrier_arrive(ADDRESS(smem, kv_empty)); /* the work tile is read no more */
-#endif
     }
 }
 
@@ -75,11 +57,7 @@ DEV const visit_note &wait_visit(const consumer &c, const shared_memory *shared,
 /* A consumer thread's words for a visit, asked for. */
 DEV void load_mask_words(uint32_t (&words)[QUERY_PARTS], const consumer &c, const shared_memory *shared, int stage)
 {
-#if MASK_AHEAD
-    const uint32_t *const from = shared->mask_words[stage][c.index] + c.thread;
-#else
     const uint32_t *const from = shared->visits[stage][c.index].words + c.thread;
-#endif
 #pragma unroll
     for (int part = 0; part < QUERY_PARTS; part++)
         words[part] = from[part * WARPGROUP_THREADS];

@@ -1,8 +1,8 @@
 /* Boolean masks (MASK_BITS) and biases of 16 bits (NARROW_BIASES): the first kernel packs them in the order in which
  * consumers have scores in registers, so that a consumer's thread loads whole words: of a mask one with a bit for each
  * of its 32 scores of 64 keys and 64 queries, of a bias 16 with two elements each. What entries or heads share is
- * packed once, by all CTAs that have it. A piece of bwd_wgmma.cu, which includes it; hidden_visits.cuh reads masks,
- * own_keys.cuh biases. */
+ * packed once, by all CTAs that have it. A piece of bwd_wgmma.cu, which includes it; hidden_visits.cuh and
+ * masked_visits.cuh read masks, own_keys.cuh biases. */
 #ifndef ACR_BWD_WGMMA_PACKED_BIAS_CUH
 #define ACR_BWD_WGMMA_PACKED_BIAS_CUH
 
