@@ -11,7 +11,9 @@ enum {
 };
 
 /* Nonzero in one lane of a whole warp. What only that lane does, the compiler knows to be done once: operands of copies
- * need no loop over lanes. */
+ * need no loop over lanes, since they are in registers that the warp has once. So where the other lanes go on to do
+ * more than wait, all meet first (__syncwarp): else both sides use those registers at a time, and a copy lands
+ * elsewhere (bwd_short's lab.md). */
 DEV int elect_one(void)
 {
     int elected;

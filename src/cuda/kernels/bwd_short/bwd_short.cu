@@ -8,7 +8,8 @@
  * are lines by partners, P and dS are the operands of dV, dK and dQ. No product's result passes through shared memory.
  *
  * Of 384 threads, a warp asks for the loads and tells the LSE of queries that are partners, three find their D =
- * rowsum(dO * O), for which the ring has their O, too, and two warpgroups hold 64 lines each. After Dao et al. 2022 and Shah et al. 2024. See README.md.
+ * rowsum(dO * O), for which the ring has their O, too, and two warpgroups hold 64 lines each. After Dao et al. 2022 and
+ * Shah et al. 2024. See README.md.
  *
  * Parameters: DIM (64; dims up to it, zero-padded), STAGES, optional BF16=1, EARLY=1 (the next stage's scores start
  * before this one's score gradients, not just before its last product), LINES_IN_SHARED=1 (dP reads the lines from
@@ -1030,11 +1031,11 @@ static double count_visits(visible_entry entry, int keys, int32_t line)
     return first < end ? (double)((end + KV_TILE - 1) / KV_TILE - first / KV_TILE) : 0;
 }
 
-/* By an H200 (lab.md, "The cost"): of two warpgroups side by side a visit takes 1080 cycles for keys and 840 for
+/* By an H200 (lab.md, "The cost"): of two warpgroups side by side a visit takes 1080 cycles for keys and 820 for
  * queries, of one alone 1600; that of queries is a guess, in the same ratio. A CTA takes 5100 besides. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double visit_cycles[2] = {840.0, 1080.0}, alone_cycles[2] = {1240.0, 1600.0}, cta_cycles = 5100.0;
+    const double visit_cycles[2] = {820.0, 1080.0}, alone_cycles[2] = {1215.0, 1600.0}, cta_cycles = 5100.0;
     const visible_entry entry = acr__longest_entry(problem);
     double cycles = 0, most = 0; /* of all CTAs, and of one */
     for (int keys = 0; keys <= 1; keys++) {
