@@ -122,6 +122,9 @@ SHORT_GRADIENTS = ["bwd:b1:h2:s130/190:d{d}:causal", "bwd:b2:h4/2:s65/97:d{d}:kv
                    "bwd:b1:h2:s33:d{d}:causal-tl:bshd", "bwd:b2:h1:s70/210:d{d}:win40/9:atomics",
                    "bwd:b1:h2/1:s40/1190:d{d}:win700/300", "bwd:b1:h2:s520/130:d{d}:causal",
                    "bwd:b3:h2/1:s1/5:d{d}:kvlens:causal", "bwd:b1:h1:s320/330:d{d}:causal:win70"]
+# Of lines whose CTAs own keys and queries of one head; either may be more.
+MIXED_GRADIENTS = [*SHORT_GRADIENTS[::2][:2], SHORT_GRADIENTS[3], SHORT_GRADIENTS[5], SHORT_GRADIENTS[7],
+                   "bwd:b2:h2:s65/197:d{d}:grad-f32"]
 # Rows and keys that biases hide, alone and with the rest; broadcast over heads, entries and rows; none at all.
 BIAS_GRADIENTS = ["bwd:b2:h4/2:s33/133:d{d}:bias-f32/0,4389,133:grad-f32", "bwd:b2:h2:s70/133:d{d}:mask/9310,0,133",
                   "bwd:b2:h4/2:s33/134:d{d}:causal:bias-bf16/0,4422,134:cap30:sinks",
@@ -262,8 +265,11 @@ GROUPS = {
             (90, 4, "bwd_wgmma_*_d256_64x64_s2_pair_sm90a", [EAGER], problems(GRADIENTS[:1], ["136/200"])),
             (90, 2, "bwd_wgmma_*_d256_*_packed_*", [EAGER, LATE], problems(OTHER_GRADIENTS[:2], [256])),
             (90, 2, "bwd_wgmma_*_d256_*_cap_*", [LATE], problems(OTHER_GRADIENTS[2:], [192], ["bf16"])),
-            (90, 4, "bwd_short_*", [LATE], problems(SHORT_GRADIENTS, [64])),
-            (90, 2, "bwd_short_f16_*", [EAGER, LATE_TOO], problems(SHORT_GRADIENTS[:5], ["40/56"], ["f16"])),
+            (90, 4, "bwd_short_*_128x64_*", [LATE], problems(SHORT_GRADIENTS, [64])),
+            (90, 2, "bwd_short_f16_d64_128x64_*", [EAGER, LATE_TOO],
+             problems(SHORT_GRADIENTS[:5], ["40/56"], ["f16"])),
+            (90, 4, "bwd_short_*_mixed_*", [LATE], problems(MIXED_GRADIENTS, [64])),
+            (90, 2, "bwd_short_f16_*_mixed_*", [EAGER, LATE_TOO], problems(MIXED_GRADIENTS, ["40/56"], ["f16"])),
             (80, 4, "bwd_mma_f16_d64_*", [LATE], problems(GRADIENTS[:4] + TERM_GRADIENTS, [64], ["f16"])),
             (90, 4, "bwd_mma_bf16_d64_*", [EAGER], problems([GRADIENTS[1], *OTHER_GRADIENTS[::2]], [64], ["bf16"])),
             (89, 4, "bwd_mma_bf16_d128_*", [LATE], problems(GRADIENTS[1:3] + TERM_GRADIENTS[:1], [128], ["bf16"])),
@@ -554,7 +560,8 @@ SPOILT_GRADIENTS = ["bwd:b1:h2/1:s70/130:d64:causal", "bwd:b1:h2:s70/90:d64:win2
                     "bwd:b1:h1:s33/70:d64:causal:grad-f32"]
 ISOLATED += [(80, 4, "bwd_mma_*_d64_*", ["f16", "bf16"], SPOILT_GRADIENTS),
              (80, 4, "bwd_mma_*_d128_*", ["f16"], ["bwd:b1:h1:s70/130:d128:causal:grad-f32"]),
-             (90, 4, "bwd_short_*", ["f16", "bf16"], [*SPOILT_GRADIENTS, "bwd:b2:h4/2:s65/97:d64:kvlens"]),
+             (90, 4, "bwd_short_*_128x64_*", ["f16", "bf16"], [*SPOILT_GRADIENTS, "bwd:b2:h4/2:s65/97:d64:kvlens"]),
+             (90, 4, "bwd_short_*_mixed_*", ["f16", "bf16"], SPOILT_GRADIENTS[1:]),
              (90, 4, "bwd_wgmma_*_d64_128x128_s2_*sm90a", ["f16", "bf16"], SPOILT_GRADIENTS),
              (90, 4, "bwd_wgmma_*_d128_64x128_s2_pair_sm90a", ["f16"], ["bwd:b1:h2/1:s70/130:d128:causal:grad-f32"]),
              (90, 4, "bwd_wgmma_*_packed_*", ["f16"], ["bwd:b2:h2/1:s70/90:d64:causal:bshd:packed",

@@ -13,13 +13,17 @@
  *
  * Parameters: DIM (64; dims up to it, zero-padded), STAGES, optional BF16=1, EARLY=1 (the next stage's scores start
  * before this one's score gradients, not just before its last product), LINES_IN_SHARED=1 (dP reads the lines from
- * shared memory).
+ * shared memory), MIXED=1 (a CTA owns 64 keys and 64 queries: one warpgroup finds dK and dV, the other dQ, each with
+ * a ring of its own).
  *
- * PARAMETERS: DIM STAGES BF16=0 EARLY=0 LINES_IN_SHARED=0 */
+ * PARAMETERS: DIM STAGES BF16=0 EARLY=0 LINES_IN_SHARED=0 MIXED=0 */
 #include "cuda/device/attention/parameters.h"
 
 #ifndef LINES_IN_SHARED
 #define LINES_IN_SHARED 0
+#endif
+#ifndef MIXED
+#define MIXED 0
 #endif
 #ifndef EARLY
 #define EARLY 0
@@ -33,8 +37,9 @@ enum {
     ELEM_BYTES = 2,
     ROW_BYTES = DIM * ELEM_BYTES,
     CONSUMERS = 2,
-    GROUP_LINES = 64, /* of a consumer warpgroup */
-    Q_TILE = CONSUMERS * GROUP_LINES,
+    GROUP_LINES = 64,      /* of a consumer warpgroup */
+    KINDS = MIXED ? 2 : 1, /* of lines that a CTA owns: keys, or else queries, and rings for them */
+    Q_TILE = CONSUMERS / KINDS * GROUP_LINES,
     KV_TILE = 64,
     THREADS = 128 * (CONSUMERS + 1),
     HELPERS = 96,              /* all but the first warp of the producer's warpgroup */
@@ -48,7 +53,10 @@ enum {
  * CTAs have about as many pairs. */
 VISIBLE_FUNCTION int32_t first_line(int32_t tiles, int32_t tile, int32_t group, int is_apart)
 {
-    const int32_t number = !is_apart ? CONSUMERS * tile + group : group == 0 ? tile : CONSUMERS * tiles - 1 - tile;
+    const int32_t number = MIXED        ? tile
+                           : !is_apart  ? CONSUMERS * tile + group
+                           : group == 0 ? tile
+                                        : CONSUMERS * tiles - 1 - tile;
     return number * GROUP_LINES;
 }
 
@@ -91,17 +99,18 @@ typedef struct line_targets {
 
 /* What lies where in shared memory; the device's loads want each box at a multiple of 1024 bytes. */
 typedef struct shared_memory {
-    uint8_t x[CONSUMERS][BOX_BYTES], y[CONSUMERS][BOX_BYTES];     /* lines: of K and V, or of Q and dO */
-    uint8_t ring_x[STAGES][BOX_BYTES], ring_y[STAGES][BOX_BYTES]; /* partners: of Q and dO, or of K and V */
-    uint8_t ring_o[STAGES][BOX_BYTES];                            /* O of partners that are queries */
-    query_stats stats[STAGES];                                    /* of partners */
-    line_targets targets[4 * CONSUMERS];                          /* of each consumer warp */
-    int32_t seen[CONSUMERS][GROUP_LINES][2];                      /* the partners of each line, [first, end) */
-    uint64_t own_full;                                            /* the lines */
-    uint64_t full[STAGES], empty[STAGES];
+    uint8_t x[CONSUMERS][BOX_BYTES], y[CONSUMERS][BOX_BYTES]; /* lines: of K and V, or of Q and dO */
+    /* partners: of Q and dO, or of K and V */
+    uint8_t ring_x[KINDS][STAGES][BOX_BYTES], ring_y[KINDS][STAGES][BOX_BYTES];
+    uint8_t ring_o[STAGES][BOX_BYTES];       /* O of partners that are queries */
+    query_stats stats[STAGES];               /* of partners */
+    line_targets targets[4 * CONSUMERS];     /* of each consumer warp */
+    int32_t seen[CONSUMERS][GROUP_LINES][2]; /* the partners of each line, [first, end) */
+    uint64_t own_full[KINDS];                /* the lines */
+    uint64_t full[KINDS][STAGES], empty[KINDS][STAGES];
     uint64_t ready[STAGES];   /* LSE: exponentials wait for no more */
     uint64_t d_ready[STAGES]; /* D, which only score gradients want, or cleared partners */
-    owned_lines own;
+    owned_lines own[KINDS];
 } shared_memory;
 
 #ifdef __CUDACC__
@@ -117,7 +126,7 @@ typedef struct shared_memory {
 enum {
     PRODUCER_REGISTERS = 56,
     CONSUMER_REGISTERS = 224,
-    CONSUMER_WARPS = 4 * CONSUMERS,
+    CONSUMER_WARPS = 4 * CONSUMERS / KINDS, /* of a ring */
     HELPER_WARPS = HELPERS / WARP_THREADS,
     ROW_CHUNKS = ROW_BYTES / CHUNK_BYTES,
     STORE_BARRIER = 2,         /* named, and the next */
@@ -126,6 +135,8 @@ enum {
     D_ROUNDS = 2 /* of D, whose products are started together */
 };
 
+static_assert(!MIXED || LINES_IN_SHARED,
+              "MIXED: beside LINES_IN_SHARED; else dK is wrong, a fault of the assembler (lab.md)");
 static_assert(DIM == 64, "DIM: 64; dK and dV of 128 dims leave no registers for scores");
 static_assert(STAGES >= 3, "STAGES: one tile is computed on, the next waited for, the one before not yet released");
 static_assert(HELPER_WARPS * STATS_ROUNDS * STATS_ROWS >= 64, "helpers reach all rows of a stage");
@@ -153,8 +164,12 @@ template <bool KEYS> DEV visible_rows partners_of_tile(const visible_entry &e, i
 
 /* The grid is {key heads, batch, tiles}: of each head of keys its key tiles, which come first, since they have more to
  * do, then the query tiles of all heads of its group. */
-DEV line_place find_place(const fwd_args &a)
+DEV line_place find_place(const fwd_args &a, int kind)
 {
+#if MIXED
+    const int line = blockIdx.z * GROUP_LINES;
+    return {kind == 0, (int)blockIdx.y, (int)blockIdx.x, {line, line}};
+#endif
     const int key_tiles = (a.kv_len + Q_TILE - 1) / Q_TILE, q_tiles = (a.q_len + Q_TILE - 1) / Q_TILE;
     line_place at;
     at.has_keys = blockIdx.z < key_tiles;
@@ -173,10 +188,10 @@ DEV line_place find_place(const fwd_args &a)
     return at;
 }
 
-DEV owned_lines find_owned(const fwd_args &a)
+DEV owned_lines find_owned(const fwd_args &a, int kind)
 {
     owned_lines own;
-    own.at = find_place(a);
+    own.at = find_place(a, kind);
     const bool has_keys = own.at.has_keys;
     own.q_len = a.q_len;
     own.kv_len = find_kv_len(a, own.at.entry);
@@ -190,7 +205,7 @@ DEV owned_lines find_owned(const fwd_args &a)
     int first = INT32_MAX, end = 0;
 #pragma unroll
     for (int i = 0; i < CONSUMERS; i++) {
-        const int line = own.at.first[i];
+        const int line = MIXED && i != kind ? own.lines : own.at.first[i];
         visible_rows seen = {0, 0, 0, 0};
         if (line < own.lines && sees_all)
             seen = {0, 0, own.partners, own.partners};
@@ -233,15 +248,27 @@ DEV void next_use(ring_use &use, const owned_lines &own)
     }
 }
 
-/* Waits for a barrier of a use's stage. */
-DEV void wait_use(uint32_t barriers, const ring_use &use)
+/* Where a stage of a ring's is: of barriers, or of boxes. ring: that of keys' partners, 0, or of queries'. */
+DEV uint32_t barrier_in(uint32_t barriers, int ring, int stage)
 {
-    barrier_wait(barriers + BARRIER_BYTES * use.stage, use.parity);
+    return barriers + BARRIER_BYTES * (ring * STAGES + stage);
 }
 
-DEV void wait_empty(uint32_t smem, const ring_use &use)
+DEV uint32_t box_in(uint32_t boxes, int ring, int stage)
 {
-    barrier_wait(ADDRESS(smem, empty) + BARRIER_BYTES * use.stage, use.parity ^ 1);
+    return boxes + BOX_BYTES * (ring * STAGES + stage);
+}
+
+/* Waits for a barrier of a use's stage. */
+DEV void wait_use(uint32_t barriers, const ring_use &use, int ring = 0)
+{
+    barrier_wait(barrier_in(barriers, ring, use.stage), use.parity);
+}
+
+/* The ring of a warpgroup's partners. */
+template <bool KEYS> DEV constexpr int ring_of(void)
+{
+    return MIXED && !KEYS ? 1 : 0;
 }
 
 /* One arrival per warp, behind what all its lanes have done. */
@@ -255,12 +282,14 @@ DEV void arrive_warp(uint32_t barrier, int lane)
 /* ---- The producer: a warp, of which one thread asks for loads ---- */
 
 /* Before anything else is known of the CTA. */
-DEV void load_own(const fwd_maps &maps, uint32_t smem, const line_place &at)
+DEV void load_own(const fwd_maps &maps, uint32_t smem, const line_place &at, int kind)
 {
-    const uint32_t own_full = ADDRESS(smem, own_full);
-    barrier_arrive_expecting(own_full, 2 * CONSUMERS * BOX_BYTES);
+    const uint32_t own_full = ADDRESS(smem, own_full) + BARRIER_BYTES * kind;
+    barrier_arrive_expecting(own_full, 2 * CONSUMERS / KINDS * BOX_BYTES);
 #pragma unroll
     for (int i = 0; i < CONSUMERS; i++) {
+        if (MIXED && i != kind)
+            continue;
         load_box(ADDRESS(smem, x) + i * BOX_BYTES, at.has_keys ? &maps.k : &maps.q, own_full, 0, at.first[i], at.head,
                  at.entry);
         load_box(ADDRESS(smem, y) + i * BOX_BYTES, at.has_keys ? &maps.v : &maps.o, own_full, 0, at.first[i], at.head,
@@ -268,16 +297,17 @@ DEV void load_own(const fwd_maps &maps, uint32_t smem, const line_place &at)
     }
 }
 
-DEV void load_partners(const bwd_maps &all, uint32_t smem, const owned_lines &own, const ring_use &use)
+DEV void load_partners(const bwd_maps &all, uint32_t smem, const owned_lines &own, const ring_use &use, int ring)
 {
     const fwd_maps &maps = all.inputs;
     const fwd_map *const x = own.at.has_keys ? &maps.q : &maps.k, *const y = own.at.has_keys ? &maps.o : &maps.v;
-    const uint32_t full = ADDRESS(smem, full) + BARRIER_BYTES * use.stage, at = use.stage * BOX_BYTES;
+    const uint32_t full = barrier_in(ADDRESS(smem, full), ring, use.stage);
     barrier_arrive_expecting(full, (own.at.has_keys ? 3 : 2) * BOX_BYTES);
-    load_box(ADDRESS(smem, ring_x) + at, x, full, 0, use.tile * KV_TILE, use.head, own.at.entry);
-    load_box(ADDRESS(smem, ring_y) + at, y, full, 0, use.tile * KV_TILE, use.head, own.at.entry);
+    load_box(box_in(ADDRESS(smem, ring_x), ring, use.stage), x, full, 0, use.tile * KV_TILE, use.head, own.at.entry);
+    load_box(box_in(ADDRESS(smem, ring_y), ring, use.stage), y, full, 0, use.tile * KV_TILE, use.head, own.at.entry);
     if (own.at.has_keys)
-        load_box(ADDRESS(smem, ring_o) + at, &all.out, full, 0, use.tile * KV_TILE, use.head, own.at.entry);
+        load_box(box_in(ADDRESS(smem, ring_o), 0, use.stage), &all.out, full, 0, use.tile * KV_TILE, use.head,
+                 own.at.entry);
 }
 
 /* LSE of partners that are queries, of two rows a lane. */
@@ -308,6 +338,51 @@ DEV void tell_lse(uint32_t smem, shared_memory *shared, const ring_use &use, con
     arrive_warp(ADDRESS(smem, ready) + BARRIER_BYTES * use.stage, lane);
 }
 
+#if MIXED
+/* Whether a barrier's phase is over. */
+DEV bool is_done(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return __shfl_sync(~0u, done, 0) != 0;
+}
+
+/* The same of both rings, whichever has an empty stage. */
+DEV void produce(const bwd_args &args, const bwd_maps &maps, uint32_t smem, shared_memory *shared)
+{
+    const owned_lines of_keys = shared->own[0], of_queries = shared->own[1];
+    const int lane = threadIdx.x % WARP_THREADS;
+    ring_use use = first_use(of_keys), next = use, other = first_use(of_queries);
+    lse_pair lse = load_lse(args.fwd, of_keys, use, lane);
+    next_use(other, of_queries);
+    bool is_first = true, goes_on = is_in_use(use, of_keys), other_goes_on = is_in_use(other, of_queries);
+#pragma unroll 1
+    while (goes_on || other_goes_on) {
+        if (goes_on && (is_first || is_done(barrier_in(ADDRESS(smem, empty), 0, use.stage), use.parity ^ 1))) {
+            if (!is_first && elect_one())
+                load_partners(maps, smem, of_keys, use, 0);
+            __syncwarp();
+            next_use(next, of_keys);
+            const lse_pair of_next = load_lse(args.fwd, of_keys, next, lane);
+            tell_lse(smem, shared, use, lse, lane);
+            lse = of_next;
+            use = next;
+            is_first = false;
+            goes_on = is_in_use(use, of_keys);
+        }
+        if (other_goes_on && is_done(barrier_in(ADDRESS(smem, empty), 1, other.stage), other.parity ^ 1)) {
+            if (elect_one())
+                load_partners(maps, smem, of_queries, other, 1);
+            __syncwarp();
+            next_use(other, of_queries);
+            other_goes_on = is_in_use(other, of_queries);
+        }
+    }
+}
+#else
 /* All partners behind the first use's, and the LSE of all that are queries: asked for a use ahead and told with the
  * loads, long before anybody wants them. */
 DEV void produce(const bwd_args &args, const bwd_maps &maps, uint32_t smem, shared_memory *shared,
@@ -323,9 +398,9 @@ DEV void produce(const bwd_args &args, const bwd_maps &maps, uint32_t smem, shar
     for (bool is_first = true; is_in_use(use, own); is_first = false) {
         next_use(next, own);
         if (!is_first) {
-            wait_empty(smem, use);
+            barrier_wait(ADDRESS(smem, empty) + BARRIER_BYTES * use.stage, use.parity ^ 1);
             if (elect_one())
-                load_partners(maps, smem, own, use);
+                load_partners(maps, smem, own, use, 0);
             __syncwarp(); /* else both sides of the branch may use the warp's uniform registers at a time (lab.md) */
         }
         if (has_keys) {
@@ -336,6 +411,7 @@ DEV void produce(const bwd_args &args, const bwd_maps &maps, uint32_t smem, shar
         use = next;
     }
 }
+#endif
 
 /* ---- The helpers: three warps, which find D, or clear keys that do not exist ----
  *
@@ -414,7 +490,7 @@ DEV void clear_partners(uint32_t smem, int stage, int first, int thread)
 
 DEV void help(uint32_t smem, shared_memory *shared)
 {
-    const owned_lines &own = shared->own;
+    const owned_lines &own = shared->own[0];
     const int thread = threadIdx.x - WARP_THREADS;
     if (own.at.has_keys) {
         const owned_lines copy = own; /* in registers: shared memory would be read again behind every barrier */
@@ -457,7 +533,7 @@ DEV int lane_line(const consumer &c)
 /* Notes which partners the warp's lines have. */
 template <bool KEYS> DEV void note_partners(const consumer &c, const visible_entry &e, shared_memory *shared)
 {
-    const owned_lines &own = shared->own;
+    const owned_lines &own = shared->own[ring_of<KEYS>()];
     const int in_group = c.thread / 32 * 16 + c.lane, line = own.at.first[c.index] + in_group;
     if (c.lane < 16) {
         key_range seen = {0, 0};
@@ -586,27 +662,27 @@ DEV bool is_masked(const ring_use &use, const visible_rows &seen)
 }
 
 /* Waits for a use's partners. */
-DEV void wait_partners(const consumer &c, const ring_use &use, const owned_lines &own)
+template <bool KEYS> DEV void wait_partners(const consumer &c, const ring_use &use, const owned_lines &own)
 {
-    wait_use(ADDRESS(c.smem, full), use);
+    wait_use(ADDRESS(c.smem, full), use, ring_of<KEYS>());
     if (own.needs_clearing)
         wait_use(ADDRESS(c.smem, d_ready), use);
 }
 
-DEV void release(const consumer &c, int stage)
+template <bool KEYS> DEV void release(const consumer &c, int stage)
 {
-    arrive_warp(ADDRESS(c.smem, empty) + BARRIER_BYTES * stage, c.lane);
+    arrive_warp(barrier_in(ADDRESS(c.smem, empty), ring_of<KEYS>(), stage), c.lane);
 }
 
 /* The partners' x of a stage, either way: summed over dims, or over partners; and their y. */
-DEV uint64_t partner_x(const consumer &c, int stage)
+template <bool KEYS> DEV uint64_t partner_x(const consumer &c, int stage)
 {
-    return matrix_descriptor(ADDRESS(c.smem, ring_x) + stage * BOX_BYTES, 0);
+    return matrix_descriptor(box_in(ADDRESS(c.smem, ring_x), ring_of<KEYS>(), stage), 0);
 }
 
-DEV uint64_t partner_y(const consumer &c, int stage)
+template <bool KEYS> DEV uint64_t partner_y(const consumer &c, int stage)
 {
-    return matrix_descriptor(ADDRESS(c.smem, ring_y) + stage * BOX_BYTES, 0);
+    return matrix_descriptor(box_in(ADDRESS(c.smem, ring_y), ring_of<KEYS>(), stage), 0);
 }
 
 /* A warpgroup's lines, and their gradients so far. */
@@ -636,7 +712,7 @@ DEV void find_p(held_lines &l, score_tile &p, score_tile &s, const consumer &c, 
     if constexpr (KEYS) {
         packed_tile rounded;
         round_probabilities(rounded, p);
-        start_gradient(l.dy, rounded, partner_y(c, use.stage));
+        start_gradient(l.dy, rounded, partner_y<KEYS>(c, use.stage));
     }
 }
 
@@ -650,7 +726,7 @@ DEV void find_ds(packed_tile &ds, const score_tile &p, const score_tile &dp, con
         wait_use(ADDRESS(c.smem, d_ready), use);
     WGMMA_WAIT(LATER);
     if (release_before >= 0)
-        release(c, release_before);
+        release<KEYS>(c, release_before);
     find_score_gradients<KEYS>(ds, p, dp, c, &shared->stats[use.stage]);
     if constexpr (KEYS)
         ACR_TRACE_POINT(use.tile, "keys: score gradients done");
@@ -660,14 +736,15 @@ DEV void find_ds(packed_tile &ds, const score_tile &p, const score_tile &dp, con
 
 /* Starts a stage's scores, and its dP. Queries' dO is read from shared memory: held in registers over the loop, CUDA
  * 13.0's assembler puts dS into them, although the next stage needs them (lab.md). */
-DEV void start_own_scores(score_tile &s, const held_lines &l, const consumer &c, int stage)
+template <bool KEYS> DEV void start_own_scores(score_tile &s, const held_lines &l, const consumer &c, int stage)
 {
-    start_scores<false>(s, l.x, ADDRESS(c.smem, x) + c.index * BOX_BYTES, partner_x(c, stage));
+    start_scores<false>(s, l.x, ADDRESS(c.smem, x) + c.index * BOX_BYTES, partner_x<KEYS>(c, stage));
 }
 
 template <bool KEYS> DEV void start_weight_gradients(score_tile &dp, const held_lines &l, const consumer &c, int stage)
 {
-    start_scores<LINES_IN_SHARED || !KEYS>(dp, l.y, ADDRESS(c.smem, y) + c.index * BOX_BYTES, partner_y(c, stage));
+    start_scores<LINES_IN_SHARED || !KEYS>(dp, l.y, ADDRESS(c.smem, y) + c.index * BOX_BYTES,
+                                           partner_y<KEYS>(c, stage));
 }
 
 /* The stages from `use` on that the lines have partners in, without a gap: the next stage's scores start before this
@@ -681,7 +758,7 @@ DEV void visit_stages(held_lines &l, const consumer &c, const shared_memory *sha
     packed_tile ds;
     int before = -1; /* the stage that the last product under way reads */
     bool goes_on = true;
-    start_own_scores(s, l, c, use.stage);
+    start_own_scores<KEYS>(s, l, c, use.stage);
     wgmma_commit(); /* in place of the last product */
 #pragma unroll 1
     while (goes_on) {
@@ -696,22 +773,22 @@ DEV void visit_stages(held_lines &l, const consumer &c, const shared_memory *sha
         const int next_stage = goes_on ? next.stage : stage; /* behind the last: of no use */
         if ((EARLY || !KEYS) &&
             goes_on) /* a branch keeps the assembler from moving exponentials behind the next wait */
-            wait_partners(c, next, own);
+            wait_partners<KEYS>(c, next, own);
         if (EARLY)
-            start_own_scores(s, l, c, next_stage);
+            start_own_scores<KEYS>(s, l, c, next_stage);
         find_ds<KEYS, KEYS + EARLY>(ds, p, dp, c, shared, use, before);
         if (!EARLY && KEYS && goes_on)
-            wait_partners(c, next, own);
+            wait_partners<KEYS>(c, next, own);
         if (!EARLY)
-            start_own_scores(s, l, c, next_stage);
-        start_gradient(l.dx, ds, partner_x(c, stage));
+            start_own_scores<KEYS>(s, l, c, next_stage);
+        start_gradient(l.dx, ds, partner_x<KEYS>(c, stage));
         ACR_TRACE_POINT(use.tile, "last product asked");
         WGMMA_WAIT(1); /* the next scores */
         before = stage;
         use = next;
     }
     WGMMA_WAIT(0);
-    release(c, before);
+    release<KEYS>(c, before);
 }
 
 /* Packs the warp's lines of a gradient into its rows of a box. */
@@ -762,7 +839,7 @@ DEV int warp_of(const consumer &c)
 template <bool KEYS> DEV void note_targets(const bwd_args &args, const consumer &c, shared_memory *shared)
 {
     const fwd_args &a = args.fwd;
-    const owned_lines &own = shared->own;
+    const owned_lines &own = shared->own[ring_of<KEYS>()];
     if (c.lane == 0) {
         const line_head of = {{0, own.q_len, 0, own.kv_len}, {}, own.at.entry, own.at.head};
         const int first = own.at.first[c.index], elem_bytes = args.grad_f32 ? 4 : ELEM_BYTES;
@@ -788,7 +865,7 @@ template <bool KEYS>
 DEV void store_lines(const bwd_args &args, const held_lines &l, const consumer &c, const shared_memory *shared)
 {
     const fwd_args &a = args.fwd;
-    const owned_lines &own = shared->own;
+    const owned_lines &own = shared->own[ring_of<KEYS>()];
     const line_targets &to = shared->targets[warp_of(c)];
     if (to.is_f32) {
 #pragma unroll
@@ -874,11 +951,11 @@ DEV void find_own_stats(consumer &c, const own_o &o)
 template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, shared_memory *shared, int index)
 {
     const fwd_args &a = args.fwd;
-    const owned_lines own = shared->own;
+    const owned_lines own = shared->own[ring_of<KEYS>()];
     const int thread = threadIdx.x % WARPGROUP_THREADS;
     consumer c = {smem, index, thread, thread % WARP_THREADS, {}, {}, a.scale_log2};
     const visible_entry e = entry_of(a, own);
-    const visible_rows seen = shared->own.seen[index];
+    const visible_rows seen = shared->own[ring_of<KEYS>()].seen[index];
     ACR_TRACE_POINT(0, "owned lines known");
     note_partners<KEYS>(c, e, shared);
     note_targets<KEYS>(args, c, shared);
@@ -888,8 +965,8 @@ template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, share
         l.dx[i] = l.dy[i] = 0.0f;
     own_o o;
     if constexpr (!KEYS)
-        load_own_o(o, c, a, shared->own);
-    barrier_wait(ADDRESS(smem, own_full),
+        load_own_o(o, c, a, shared->own[ring_of<KEYS>()]);
+    barrier_wait(ADDRESS(smem, own_full) + BARRIER_BYTES * ring_of<KEYS>(),
                  0); /* by lines without partners, too: what is stored goes through the boxes */
     ring_use use = first_use(own);
     if (is_in_use(use, own)) {
@@ -901,7 +978,7 @@ template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, share
         ACR_TRACE_POINT(0, "lines in registers");
 #pragma unroll 1
         while (is_in_use(use, own)) {
-            wait_partners(c, use, own);
+            wait_partners<KEYS>(c, use, own);
             ACR_TRACE_POINT(use.tile, "partners landed");
             if (is_visited(use, own, seen)) {
                 visit_stages<KEYS>(l, c, shared, use, own, seen);
@@ -909,7 +986,7 @@ template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, share
             }
             if (KEYS) /* the helpers read what is released here */
                 wait_use(ADDRESS(smem, d_ready), use);
-            release(c, use.stage);
+            release<KEYS>(c, use.stage);
             next_use(use, own);
         }
     }
@@ -918,14 +995,16 @@ template <bool KEYS> DEV void consume(const bwd_args &args, uint32_t smem, share
     ACR_TRACE_POINT(0, "stored");
 }
 
-/* Of the ring. */
-DEV void init_ring(uint32_t smem)
+/* Of a kind's ring, and of the statistics of queries, which only that of keys wants. */
+DEV void init_ring(uint32_t smem, int kind)
 {
     for (int i = 0; i < STAGES; i++) {
-        barrier_init(ADDRESS(smem, full) + BARRIER_BYTES * i, 1);
-        barrier_init(ADDRESS(smem, ready) + BARRIER_BYTES * i, 1);
-        barrier_init(ADDRESS(smem, empty) + BARRIER_BYTES * i, CONSUMER_WARPS);
-        barrier_init(ADDRESS(smem, d_ready) + BARRIER_BYTES * i, HELPER_WARPS);
+        barrier_init(barrier_in(ADDRESS(smem, full), kind, i), 1);
+        barrier_init(barrier_in(ADDRESS(smem, empty), kind, i), CONSUMER_WARPS);
+        if (kind == 0) {
+            barrier_init(ADDRESS(smem, ready) + BARRIER_BYTES * i, 1);
+            barrier_init(ADDRESS(smem, d_ready) + BARRIER_BYTES * i, HELPER_WARPS);
+        }
     }
     barrier_init_done();
 }
@@ -939,25 +1018,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t smem = smem_address(memory);
     const int group = read_warpgroup(), warp = __shfl_sync(~0u, threadIdx.x / WARP_THREADS, 0);
     ACR_TRACE_POINT(0, "begun");
-    if (warp == 0) { /* asks for the lines as soon as it knows which */
-        const line_place at = find_place(args.fwd);
+    if (warp == 0 || (MIXED && warp == 3)) { /* asks for lines as soon as it knows which */
+        const int kind = MIXED && warp == 3;
+        const line_place at = find_place(args.fwd, kind);
         if (elect_one()) {
             prefetch_map(at.has_keys ? &maps.k : &maps.q);
             prefetch_map(at.has_keys ? &maps.v : &maps.o);
-            barrier_init(ADDRESS(smem, own_full), 1);
+            barrier_init(ADDRESS(smem, own_full) + BARRIER_BYTES * kind, 1);
             barrier_init_done();
         }
         wait_for_previous_kernel();
         if (elect_one())
-            load_own(maps, smem, at);
-    } else if (warp == 1) { /* meanwhile, which partners they have */
+            load_own(maps, smem, at, kind);
+    } else if (warp == 1 || (MIXED && warp == 2)) { /* meanwhile, which partners they have */
+        const int kind = MIXED && warp == 2;
         if (elect_one())
-            init_ring(smem);
+            init_ring(smem, kind);
         wait_for_previous_kernel();
         if (elect_one()) {
-            shared->own = find_owned(args.fwd);
-            if (is_in_use(first_use(shared->own), shared->own))
-                load_partners(all_maps, smem, shared->own, first_use(shared->own));
+            owned_lines &own = shared->own[kind];
+            own = find_owned(args.fwd, kind);
+            if (is_in_use(first_use(own), own))
+                load_partners(all_maps, smem, own, first_use(own), kind);
         }
     } else
         wait_for_previous_kernel();
@@ -967,12 +1049,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (warp != 0)
             help(smem, shared);
         else {
-            const owned_lines own = shared->own;
+#if MIXED
+            produce(args, all_maps, smem, shared);
+#else
+            const owned_lines own = shared->own[0];
             produce(args, all_maps, smem, shared, own);
+#endif
         }
     } else {
         REGISTERS_TAKE(CONSUMER_REGISTERS);
-        if (shared->own.at.has_keys)
+        if (MIXED ? group == 1 : shared->own[0].at.has_keys != 0)
             consume<true>(args, smem, shared, group - 1);
         else
             consume<false>(args, smem, shared, group - 1);
@@ -996,6 +1082,8 @@ static int64_t count_tiles(int64_t lines)
 /* Of a head of keys, and of the heads of its group. */
 static int64_t count_head_tiles(const acr_problem *problem)
 {
+    if (MIXED)
+        return count_tiles(problem->kv_len > problem->q_len ? problem->kv_len : problem->q_len);
     return count_tiles(problem->kv_len) + count_tiles(problem->q_len) * (problem->q_heads / problem->kv_heads);
 }
 
@@ -1004,6 +1092,10 @@ static const char *why_not(const acr_problem *problem, const acr__device *device
     const char *reason = tile_why_not(problem, device);
     if (reason)
         return reason;
+    if (MIXED && problem->q_heads != problem->kv_heads)
+        return "q_heads is not kv_heads: a CTA owns keys and queries of one head (MIXED)";
+    if (MIXED && (problem->flags & ACR_KV_LENS))
+        return "ACR_KV_LENS: no warp clears keys that do not exist (MIXED)";
     if (problem->batch > 65535)
         return "batch is above 65535";
     if (count_head_tiles(problem) > 65535)
@@ -1032,12 +1124,26 @@ static double count_visits(visible_entry entry, int keys, int32_t line)
 }
 
 /* By an H200 (lab.md, "The cost"): of two warpgroups side by side a visit takes 1080 cycles for keys and 820 for
- * queries, of one alone 1600; that of queries is a guess, in the same ratio. A CTA takes 5100 besides. */
+ * queries, of one alone 1600; that of queries is a guess, in the same ratio. A CTA takes 5100 besides. With MIXED 0.92
+ * of the former, 5700 besides, and where CTAs are many an eighth more, since all load partners of both kinds. */
 static double cost(const acr_problem *problem, const acr__device *device)
 {
-    const double visit_cycles[2] = {820.0, 1080.0}, alone_cycles[2] = {1215.0, 1600.0}, cta_cycles = 5100.0;
+    const double visit_cycles[2] = {MIXED ? 754.0 : 820.0, MIXED ? 994.0 : 1080.0}, alone_cycles[2] = {1215.0, 1600.0},
+                 cta_cycles = MIXED ? 5700.0 : 5100.0;
     const visible_entry entry = acr__longest_entry(problem);
     double cycles = 0, most = 0; /* of all CTAs, and of one */
+#if MIXED
+    for (int32_t tile = 0; tile < count_head_tiles(problem); tile++) {
+        const double keys = count_visits(entry, 1, tile * GROUP_LINES),
+                     rows = count_visits(entry, 0, tile * GROUP_LINES),
+                     both = keys * visit_cycles[1] + rows * visit_cycles[0],
+                     longer = keys * alone_cycles[1] > rows * alone_cycles[0] ? keys * alone_cycles[1]
+                                                                              : rows * alone_cycles[0],
+                     own = (both > longer ? both : longer) + cta_cycles;
+        cycles += (double)(problem->batch * problem->q_heads) * own * 1.12;
+        most = own > most ? own : most;
+    }
+#else
     for (int keys = 0; keys <= 1; keys++) {
         const int32_t tiles = (int32_t)count_tiles(keys ? problem->kv_len : problem->q_len);
         const double heads = (double)(problem->batch * (keys ? problem->kv_heads : problem->q_heads)),
@@ -1053,6 +1159,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
             most = own > most ? own : most;
         }
     }
+#endif
     const double shared = cycles / device->sm_count;
     return (shared > most ? shared : most) / device->clock_hz + ACR__LAUNCH_SECONDS;
 }
