@@ -541,10 +541,10 @@ static const char *find_launches(build_launches *out, char *text, size_t capacit
         }
         out->block = launch.block > out->block ? launch.block : out->block;
         out->smem_bytes = launch.smem_bytes > out->smem_bytes ? launch.smem_bytes : out->smem_bytes;
-        const int wrote =
-            snprintf(text + used, capacity - used, "%u,%u,%u/%u/%u/%u/%zu/%d,%d,%d,%d/%d\n", launch.grid[0],
-                     launch.grid[1], launch.grid[2], launch.block, launch.cluster, launch.smem_bytes, workspace_bytes,
-                     boxes.q_rows, boxes.k_rows, boxes.v_rows, boxes.o_rows, l->kernel ? 0 : (int)l->d->q_tile);
+        const int wrote = snprintf(text + used, capacity - used, "%u,%u,%u/%u/%u/%u/%zu/%d,%d,%d,%d,%d/%d\n",
+                                   launch.grid[0], launch.grid[1], launch.grid[2], launch.block, launch.cluster,
+                                   launch.smem_bytes, workspace_bytes, boxes.q_rows, boxes.k_rows, boxes.v_rows,
+                                   boxes.o_rows, boxes.out_rows, l->kernel ? 0 : (int)l->d->q_tile);
         used += wrote > 0 && (size_t)wrote < capacity - used ? (size_t)wrote : 0;
         if (l->kernel) {
             add_helper(text, capacity, &used, &l->kernel->before, &problems[i].problem, device);

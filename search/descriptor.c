@@ -154,12 +154,13 @@ static acr_status read_numbers(descriptor *out, const json_t *object)
     return ACR_OK;
 }
 
-static acr_status read_boxes(acr__boxes *out, const json_t *object)
+static acr_status read_boxes(acr__boxes *out, acr_pass pass, const json_t *object)
 {
     const struct {
         const char *key;
         uint16_t *to;
-    } rows[] = {{"q", &out->q_rows}, {"k", &out->k_rows}, {"v", &out->v_rows}, {"o", &out->o_rows}};
+    } rows[] = {
+        {"q", &out->q_rows}, {"k", &out->k_rows}, {"v", &out->v_rows}, {"o", &out->o_rows}, {"out", &out->out_rows}};
     const json_t *boxes = json_object_get(object, "boxes");
     *out = (acr__boxes){0};
     if (!boxes) {
@@ -175,7 +176,11 @@ static acr_status read_boxes(acr__boxes *out, const json_t *object)
         *rows[i].to = (uint16_t)value;
         known += json_object_get(boxes, rows[i].key) != NULL;
     }
-    return json_object_size(boxes) == known ? ACR_OK : acr__fail(ACR_FORMAT, "boxes: only q, k, v and o are known");
+    if (out->out_rows != 0 && pass == ACR_FORWARD) {
+        return acr__fail(ACR_FORMAT, "boxes: out: of sources for gradients alone, whose o is d_o");
+    }
+    return json_object_size(boxes) == known ? ACR_OK
+                                            : acr__fail(ACR_FORMAT, "boxes: only q, k, v, o and out are known");
 }
 
 static acr_status read_launch(descriptor *out, const json_t *object)
@@ -197,7 +202,7 @@ static acr_status read_launch(descriptor *out, const json_t *object)
     if (status == ACR_OK) {
         status = read_expression(json_object_get(object, "smem_bytes"), "smem_bytes", "0", out->smem_bytes);
     }
-    return status == ACR_OK ? read_boxes(&out->boxes, object) : status;
+    return status == ACR_OK ? read_boxes(&out->boxes, out->pass, object) : status;
 }
 
 static acr_status check_keys(const json_t *object, acr__backend_id backend)

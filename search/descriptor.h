@@ -5,7 +5,8 @@
  *      "when": "kv_len <= 512 && !lse && packed",                    what it can run; default "1"
  *      "workspace_bytes": "0",                                       cpu: of one lane
  *      "grid": ["ceil_div(q_len, q_tile)", "q_heads", "batch"], "block": 128, "cluster": 0, "smem_bytes": "0",  cuda
- *      "boxes": {"q": 64, "k": 64, "v": 64, "o": 0}}                 cuda: rows of the tensor maps; default none
+ *      "boxes": {"q": 64, "k": 64, "v": 64, "o": 0}}                 cuda: rows of the tensor maps; default none; for
+ *                                                                    gradients "o" is d_o, and "out" o itself
  *
  * Sliding windows are offered only where "when" names window_left or window_right, gradients of another type than the
  * inputs' only where it names grad_f32.

@@ -115,6 +115,12 @@ static void malformed_descriptors_are_named(void **state)
          "\"block\": 1, \"boxes\": {\"q\": 300}}",
          "boxes: q"},
         {"{\"dtype\": \"f16\", \"qk_dim\": 64, \"v_dim\": 64, \"q_tile\": 16, \"kv_tile\": 16, \"grid\": [1],"
+         "\"block\": 1, \"boxes\": {\"out\": 64}}",
+         "boxes: out: of sources for gradients alone"},
+        {"{\"dtype\": \"f16\", \"qk_dim\": 64, \"v_dim\": 64, \"q_tile\": 16, \"kv_tile\": 16, \"grid\": [1],"
+         "\"block\": 1, \"boxes\": {\"d_o\": 64}}",
+         "boxes: only q, k, v, o and out are known"},
+        {"{\"dtype\": \"f16\", \"qk_dim\": 64, \"v_dim\": 64, \"q_tile\": 16, \"kv_tile\": 16, \"grid\": [1],"
          "\"block\": 1, \"when\": \"q_len <\"}",
          "when: "},
     };

@@ -419,7 +419,7 @@ static void cuda_release(acr__prepared *base)
 
 static int has_maps(const acr__boxes *boxes)
 {
-    return boxes->q_rows != 0 || boxes->k_rows != 0 || boxes->v_rows != 0 || boxes->o_rows != 0;
+    return boxes->q_rows != 0 || boxes->k_rows != 0 || boxes->v_rows != 0 || boxes->o_rows != 0 || boxes->out_rows != 0;
 }
 
 /* Whether the executions of a plan differ in the bases of their maps alone. The rows of a packed batch's tensors, and

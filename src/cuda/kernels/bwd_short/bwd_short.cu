@@ -163,7 +163,8 @@ template <bool KEYS> DEV visible_rows partners_of_tile(const visible_entry &e, i
 }
 
 /* The grid is {key heads, batch, tiles}: of each head of keys its key tiles, which come first, since they have more to
- * do, then the query tiles of all heads of its group. */
+ * do, then the query tiles of all heads of its group. With MIXED a tile is one of keys, kind 0, and one of queries,
+ * kind 1, of the same number: under a causal mask one has as many partners as the other lacks. */
 DEV line_place find_place(const fwd_args &a, int kind)
 {
 #if MIXED
@@ -339,7 +340,7 @@ DEV void tell_lse(uint32_t smem, shared_memory *shared, const ring_use &use, con
 }
 
 #if MIXED
-/* Whether a barrier's phase is over. */
+/* Whether a barrier's phase is over, for the whole warp. */
 DEV bool is_done(uint32_t barrier, uint32_t parity)
 {
     uint32_t done;
@@ -350,7 +351,8 @@ DEV bool is_done(uint32_t barrier, uint32_t parity)
     return __shfl_sync(~0u, done, 0) != 0;
 }
 
-/* The same of both rings, whichever has an empty stage. */
+/* All partners behind the first uses', of both rings, whichever has an empty stage, and the LSE of those that are
+ * queries: asked for a use ahead and told with the loads. */
 DEV void produce(const bwd_args &args, const bwd_maps &maps, uint32_t smem, shared_memory *shared)
 {
     const owned_lines of_keys = shared->own[0], of_queries = shared->own[1];
