@@ -123,8 +123,7 @@ SHORT_GRADIENTS = ["bwd:b1:h2:s130/190:d{d}:causal", "bwd:b2:h4/2:s65/97:d{d}:kv
                    "bwd:b1:h2/1:s40/1190:d{d}:win700/300", "bwd:b1:h2:s520/130:d{d}:causal",
                    "bwd:b3:h2/1:s1/5:d{d}:kvlens:causal", "bwd:b1:h1:s320/330:d{d}:causal:win70"]
 # Of lines whose CTAs own keys and queries of one head; either may be more.
-MIXED_GRADIENTS = [*SHORT_GRADIENTS[::2][:2], SHORT_GRADIENTS[3], SHORT_GRADIENTS[5], SHORT_GRADIENTS[7],
-                   "bwd:b2:h2:s65/197:d{d}:grad-f32"]
+MIXED_GRADIENTS = [*(SHORT_GRADIENTS[i] for i in (0, 2, 3, 5, 7)), "bwd:b2:h2:s65/197:d{d}:grad-f32"]
 # Rows and keys that biases hide, alone and with the rest; broadcast over heads, entries and rows; none at all.
 BIAS_GRADIENTS = ["bwd:b2:h4/2:s33/133:d{d}:bias-f32/0,4389,133:grad-f32", "bwd:b2:h2:s70/133:d{d}:mask/9310,0,133",
                   "bwd:b2:h4/2:s33/134:d{d}:causal:bias-bf16/0,4422,134:cap30:sinks",
