@@ -16,7 +16,8 @@ typedef struct fwd_maps {
     fwd_map q, k, v, o;
 } fwd_maps;
 
-/* The same of a backward kernel that asks for o, too (out_rows), beside d_o in its place. */
+/* The same of a backward kernel that asks for o, too (out_rows), beside d_o in its place. The host keeps all kernels'
+ * maps as these: the driver reads as many as a kernel declares. */
 typedef struct bwd_maps {
     fwd_maps inputs;
     fwd_map out;

@@ -52,6 +52,17 @@ DEV void barrier_wait(uint32_t barrier, uint32_t parity)
     while (!done);
 }
 
+/* Nonzero once the phase of that parity is over; does not wait. */
+DEV uint32_t barrier_test(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done;
+}
+
 /* Named barriers 1..15 (0 is __syncthreads): threads = those that sync and those that only arrive. */
 DEV void named_sync(int id, int threads)
 {

@@ -48,15 +48,13 @@ enum {
     BOX_BYTES = 64 * ROW_BYTES /* of a warpgroup's lines, or of a stage's partners */
 };
 
+#if !MIXED
 /* The first line of a warpgroup of the CTA that has a tile's number. Where lines at one end have many partners and
  * those at the other few, a warpgroup's lines are as far from the first as the other's from the last (is_apart): so all
  * CTAs have about as many pairs. */
 VISIBLE_FUNCTION int32_t first_line(int32_t tiles, int32_t tile, int32_t group, int is_apart)
 {
-    const int32_t number = MIXED        ? tile
-                           : !is_apart  ? CONSUMERS * tile + group
-                           : group == 0 ? tile
-                                        : CONSUMERS * tiles - 1 - tile;
+    const int32_t number = !is_apart ? CONSUMERS * tile + group : group == 0 ? tile : CONSUMERS * tiles - 1 - tile;
     return number * GROUP_LINES;
 }
 
@@ -64,6 +62,7 @@ VISIBLE_FUNCTION int lines_are_apart(visible_rule rule)
 {
     return rule.mask != FWD_MASK_NONE && rule.window_left == 0;
 }
+#endif
 
 /* Which lines a CTA owns. */
 typedef struct line_place {
@@ -170,7 +169,7 @@ DEV line_place find_place(const fwd_args &a, int kind)
 #if MIXED
     const int line = blockIdx.z * GROUP_LINES;
     return {kind == 0, (int)blockIdx.y, (int)blockIdx.x, {line, line}};
-#endif
+#else
     const int key_tiles = (a.kv_len + Q_TILE - 1) / Q_TILE, q_tiles = (a.q_len + Q_TILE - 1) / Q_TILE;
     line_place at;
     at.has_keys = blockIdx.z < key_tiles;
@@ -187,6 +186,7 @@ DEV line_place find_place(const fwd_args &a, int kind)
     for (int i = 0; i < CONSUMERS; i++)
         at.first[i] = first_line(tiles, tile, i, lines_are_apart(rule_of(a)));
     return at;
+#endif
 }
 
 DEV owned_lines find_owned(const fwd_args &a, int kind)
@@ -340,15 +340,10 @@ DEV void tell_lse(uint32_t smem, shared_memory *shared, const ring_use &use, con
 }
 
 #if MIXED
-/* Whether a barrier's phase is over, for the whole warp. */
-DEV bool is_done(uint32_t barrier, uint32_t parity)
+/* Whether a stage of a ring is empty, the same for the whole warp. */
+DEV bool is_empty(uint32_t smem, const ring_use &use, int ring)
 {
-    uint32_t done;
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
-    return __shfl_sync(~0u, done, 0) != 0;
+    return __shfl_sync(~0u, barrier_test(barrier_in(ADDRESS(smem, empty), ring, use.stage), use.parity ^ 1), 0) != 0;
 }
 
 /* All partners behind the first uses', of both rings, whichever has an empty stage, and the LSE of those that are
@@ -363,7 +358,7 @@ DEV void produce(const bwd_args &args, const bwd_maps &maps, uint32_t smem, shar
     bool is_first = true, goes_on = is_in_use(use, of_keys), other_goes_on = is_in_use(other, of_queries);
 #pragma unroll 1
     while (goes_on || other_goes_on) {
-        if (goes_on && (is_first || is_done(barrier_in(ADDRESS(smem, empty), 0, use.stage), use.parity ^ 1))) {
+        if (goes_on && (is_first || is_empty(smem, use, 0))) {
             if (!is_first && elect_one())
                 load_partners(maps, smem, of_keys, use, 0);
             __syncwarp();
@@ -375,7 +370,7 @@ DEV void produce(const bwd_args &args, const bwd_maps &maps, uint32_t smem, shar
             is_first = false;
             goes_on = is_in_use(use, of_keys);
         }
-        if (other_goes_on && is_done(barrier_in(ADDRESS(smem, empty), 1, other.stage), other.parity ^ 1)) {
+        if (other_goes_on && is_empty(smem, other, 1)) {
             if (elect_one())
                 load_partners(maps, smem, of_queries, other, 1);
             __syncwarp();
@@ -1125,23 +1120,28 @@ static double count_visits(visible_entry entry, int keys, int32_t line)
     return first < end ? (double)((end + KV_TILE - 1) / KV_TILE - first / KV_TILE) : 0;
 }
 
-/* By an H200 (lab.md, "The cost"): of two warpgroups side by side a visit takes 1080 cycles for keys and 820 for
- * queries, of one alone 1600; that of queries is a guess, in the same ratio. A CTA takes 5100 besides. With MIXED 0.92
- * of the former, 5700 besides, and where CTAs are many an eighth more, since all load partners of both kinds. */
-static double cost(const acr_problem *problem, const acr__device *device)
+/* Of a CTA whose warpgroups visit so many stages, of keys or not. By an H200 (lab.md, "The cost"): of two warpgroups
+ * side by side a visit takes 1080 cycles for keys and 820 for queries, of one alone 1600; that of queries is a guess,
+ * in the same ratio. A CTA takes 5100 besides. With MIXED 0.92 of the former, 5700 besides, and where CTAs are many an
+ * eighth more, since all load partners of both kinds. */
+static double cta_cycles(double first, int first_keys, double second, int second_keys)
 {
     const double visit_cycles[2] = {MIXED ? 754.0 : 820.0, MIXED ? 994.0 : 1080.0}, alone_cycles[2] = {1215.0, 1600.0},
-                 cta_cycles = MIXED ? 5700.0 : 5100.0;
+                 besides = MIXED ? 5700.0 : 5100.0,
+                 both = first * visit_cycles[first_keys] + second * visit_cycles[second_keys],
+                 first_alone = first * alone_cycles[first_keys], second_alone = second * alone_cycles[second_keys],
+                 longer = first_alone > second_alone ? first_alone : second_alone;
+    return (both > longer ? both : longer) + besides;
+}
+
+static double cost(const acr_problem *problem, const acr__device *device)
+{
     const visible_entry entry = acr__longest_entry(problem);
     double cycles = 0, most = 0; /* of all CTAs, and of one */
 #if MIXED
     for (int32_t tile = 0; tile < count_head_tiles(problem); tile++) {
-        const double keys = count_visits(entry, 1, tile * GROUP_LINES),
-                     rows = count_visits(entry, 0, tile * GROUP_LINES),
-                     both = keys * visit_cycles[1] + rows * visit_cycles[0],
-                     longer = keys * alone_cycles[1] > rows * alone_cycles[0] ? keys * alone_cycles[1]
-                                                                              : rows * alone_cycles[0],
-                     own = (both > longer ? both : longer) + cta_cycles;
+        const double own =
+            cta_cycles(count_visits(entry, 1, tile * GROUP_LINES), 1, count_visits(entry, 0, tile * GROUP_LINES), 0);
         cycles += (double)(problem->batch * problem->q_heads) * own * 1.12;
         most = own > most ? own : most;
     }
@@ -1154,9 +1154,7 @@ static double cost(const acr_problem *problem, const acr__device *device)
             double visits[CONSUMERS];
             for (int i = 0; i < CONSUMERS; i++)
                 visits[i] = group * count_visits(entry, keys, first_line(tiles, tile, i, lines_are_apart(entry.rule)));
-            const double both = (visits[0] + visits[1]) * visit_cycles[keys],
-                         longer = (visits[0] > visits[1] ? visits[0] : visits[1]) * alone_cycles[keys],
-                         own = (both > longer ? both : longer) + cta_cycles;
+            const double own = cta_cycles(visits[0], keys, visits[1], keys);
             cycles += heads * own;
             most = own > most ? own : most;
         }
