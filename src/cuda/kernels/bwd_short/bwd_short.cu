@@ -131,7 +131,8 @@ enum {
     STORE_BARRIER = 2,         /* named, and the next */
     DIM_STEPS = DIM / WGMMA_K, /* of a product over dims */
     PARTNER_STEPS = KV_TILE / WGMMA_K,
-    D_ROUNDS = 2 /* of D, whose products are started together */
+    D_ROUNDS = 2,             /* of D, whose products are started together */
+    BEFORE_DP = MIXED ? 8 : 3 /* so many columns of eight exponentials come before dP's product */
 };
 
 static_assert(!MIXED || LINES_IN_SHARED,
@@ -605,12 +606,12 @@ DEV void hide_partners(score_tile &s, const consumer &c, const shared_memory *sh
     }
 }
 
-/* Turns scores into probabilities. stats: of the stage's partners. */
-template <bool KEYS>
+/* Turns scores of columns [FIRST, END) of eight partners into probabilities. stats: of the stage's partners. */
+template <bool KEYS, int FIRST, int END>
 DEV void find_probabilities(score_tile &p, const score_tile &s, const consumer &c, const query_stats *stats)
 {
 #pragma unroll
-    for (int i = 0; i < KV_TILE / 2; i += 4) {
+    for (int i = 4 * FIRST; i < 4 * END; i += 4) {
         const float2 lse = KEYS ? *(const float2 *)(stats->lse + 2 * i + 2 * (c.lane % 4)) : float2{0.0f, 0.0f};
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -688,10 +689,24 @@ typedef struct held_lines {
     gradient dx, dy;
 } held_lines;
 
-/* From the scores, which are ready, to the probabilities; starts dV's product. */
+/* Starts a stage's scores, and its dP. Queries' dO is read from shared memory: held in registers over the loop, CUDA
+ * 13.0's assembler puts dS into them, although the next stage needs them (lab.md). */
+template <bool KEYS> DEV void start_own_scores(score_tile &s, const held_lines &l, const consumer &c, int stage)
+{
+    start_scores<false>(s, l.x, ADDRESS(c.smem, x) + c.index * BOX_BYTES, partner_x<KEYS>(c, stage));
+}
+
+template <bool KEYS> DEV void start_weight_gradients(score_tile &dp, const held_lines &l, const consumer &c, int stage)
+{
+    start_scores<LINES_IN_SHARED || !KEYS>(dp, l.y, ADDRESS(c.smem, y) + c.index * BOX_BYTES,
+                                           partner_y<KEYS>(c, stage));
+}
+
+/* From the scores, which are ready, to the probabilities; starts the products of dP and dV. dP's is asked for between
+ * exponentials: before them the warps would wait until the tensor cores take it. */
 template <bool KEYS>
-DEV void find_p(held_lines &l, score_tile &p, score_tile &s, const consumer &c, const shared_memory *shared,
-                const ring_use &use, bool masked)
+DEV void find_p(held_lines &l, score_tile &p, score_tile &s, score_tile &dp, const consumer &c,
+                const shared_memory *shared, const ring_use &use, bool masked)
 {
     if constexpr (KEYS)
         ACR_TRACE_POINT(use.tile, "keys: scores ready");
@@ -701,7 +716,9 @@ DEV void find_p(held_lines &l, score_tile &p, score_tile &s, const consumer &c, 
         wait_use(ADDRESS(c.smem, ready), use);
     if (masked)
         hide_partners(s, c, shared, use.tile * KV_TILE);
-    find_probabilities<KEYS>(p, s, c, &shared->stats[use.stage]);
+    find_probabilities<KEYS, 0, BEFORE_DP>(p, s, c, &shared->stats[use.stage]);
+    start_weight_gradients<KEYS>(dp, l, c, use.stage);
+    find_probabilities<KEYS, BEFORE_DP, KV_TILE / 8>(p, s, c, &shared->stats[use.stage]);
     if constexpr (KEYS)
         ACR_TRACE_POINT(use.tile, "keys: exponentials done");
     else
@@ -731,19 +748,6 @@ DEV void find_ds(packed_tile &ds, const score_tile &p, const score_tile &dp, con
         ACR_TRACE_POINT(use.tile, "queries: score gradients done");
 }
 
-/* Starts a stage's scores, and its dP. Queries' dO is read from shared memory: held in registers over the loop, CUDA
- * 13.0's assembler puts dS into them, although the next stage needs them (lab.md). */
-template <bool KEYS> DEV void start_own_scores(score_tile &s, const held_lines &l, const consumer &c, int stage)
-{
-    start_scores<false>(s, l.x, ADDRESS(c.smem, x) + c.index * BOX_BYTES, partner_x<KEYS>(c, stage));
-}
-
-template <bool KEYS> DEV void start_weight_gradients(score_tile &dp, const held_lines &l, const consumer &c, int stage)
-{
-    start_scores<LINES_IN_SHARED || !KEYS>(dp, l.y, ADDRESS(c.smem, y) + c.index * BOX_BYTES,
-                                           partner_y<KEYS>(c, stage));
-}
-
 /* The stages from `use` on that the lines have partners in, without a gap: the next stage's scores start before this
  * one's last product, which so runs under the exponentials. Leaves `use` behind the last. No product is under way
  * before or behind. */
@@ -764,9 +768,8 @@ DEV void visit_stages(held_lines &l, const consumer &c, const shared_memory *sha
         ring_use next = use;
         next_use(next, own);
         goes_on = is_visited(next, own, seen);
-        start_weight_gradients<KEYS>(dp, l, c, stage);
-        WGMMA_WAIT(2); /* the scores */
-        find_p<KEYS>(l, p, s, c, shared, use, masked);
+        WGMMA_WAIT(1); /* the scores */
+        find_p<KEYS>(l, p, s, dp, c, shared, use, masked);
         const int next_stage = goes_on ? next.stage : stage; /* behind the last: of no use */
         if ((EARLY || !KEYS) &&
             goes_on) /* a branch keeps the assembler from moving exponentials behind the next wait */

@@ -81,6 +81,11 @@ enum {
     PARTNER_BYTES = PAIR ? PARTNER_PANELS * KV_PANEL_BYTES : 0,
     PART_QUERIES = 64,                   /* whose scores a warpgroup has in registers at a time */
     QUERY_PARTS = Q_TILE / PART_QUERIES, /* that a warpgroup visits of a tile */
+    /* dP's product is asked for behind so many columns of eight exponentials, and dV's behind the score gradients: the
+     * warps would wait for the tensor cores to take either before they go on. With a softcap no registers are left for
+     * that. */
+    ASKS_LATE = (TERMS) % 2 == 0,
+    BEFORE_DP = ASKS_LATE ? 2 : 0,
     DQ_PART_FLOATS = 64 * 64, /* of dQ that a warpgroup computes at once: 64 rows of DIM 64, else 64 columns */
     DQ_PARTS = Q_TILE * DIM / DQ_PART_FLOATS, /* of a tile: the warpgroups' first ones, then their second ones */
     DQ_ROUNDS = SHARED_KEYS && PAIR > 0 ? 1 : DQ_PARTS / CONSUMERS, /* of a visit: parts that a warpgroup computes */

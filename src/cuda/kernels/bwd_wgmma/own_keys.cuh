@@ -15,12 +15,14 @@ DEV void load_key_fragments(key_fragments &f, uint32_t smem, int key, int lane)
 #endif
 }
 
-/* Turns scores into probabilities, see find_probabilities_of. lse: of the lane's first column. */
+/* Turns scores of columns [FIRST, END) of eight queries into probabilities, see find_probabilities_of. lse: of the
+ * lane's first query. */
+template <int FIRST, int END>
 DEV void find_probabilities(score_tile &s, packed_tile &p, const float *lse, const consumer &c, const fwd_args &a)
 {
     const bool is_capped = has_softcap(a);
 #pragma unroll
-    for (int column = 0; column < PART_QUERIES / 8; column++)
+    for (int column = FIRST; column < END; column++)
         find_probabilities_of(s, p, column, lse + 8 * column, c, a, is_capped);
 }
 
@@ -49,11 +51,12 @@ DEV void load_biases(narrow_biases &b, const consumer &c, const fwd_args &a, con
 }
 
 /* find_probabilities with biases, which hide where they are -inf. */
+template <int FIRST, int END>
 DEV void find_probabilities(score_tile &s, packed_tile &p, const narrow_biases &b, const float *lse, const consumer &c,
                             const fwd_args &a)
 {
 #pragma unroll
-    for (int column = 0; column < PART_QUERIES / 8; column++) {
+    for (int column = FIRST; column < END; column++) {
         const float2 l = *(const float2 *)(lse + 8 * column);
         const uint4 chunk = b.of_columns[column / 2];
         const uint32_t pairs[2] = {column % 2 == 0 ? chunk.x : chunk.z, column % 2 == 0 ? chunk.y : chunk.w};
@@ -154,23 +157,33 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
         const uint32_t rows = part * PART_QUERIES * PANEL_ROW_BYTES;
         score_tile dp;
         packed_tile p, ds;
-        start_scores(dp, f.v, c.v, descriptor_at(d_o, rows));
-        WGMMA_WAIT(1); /* the scores */
+        if (!ASKS_LATE)
+            start_scores(dp, f.v, c.v, descriptor_at(d_o, rows));
+        WGMMA_WAIT(!ASKS_LATE); /* the scores */
         trace_scores(use);
         if (masked)
             hide_scores(s, c, shared, query + part * PART_QUERIES);
 #if NARROW_BIASES
-        find_probabilities(s, p, biases, stats, c, a);
+        find_probabilities<0, BEFORE_DP>(s, p, biases, stats, c, a);
+        if (ASKS_LATE)
+            start_scores(dp, f.v, c.v, descriptor_at(d_o, rows));
+        find_probabilities<BEFORE_DP, PART_QUERIES / 8>(s, p, biases, stats, c, a);
         if (part + 1 < QUERY_PARTS)
             load_biases(biases, c, a, *w, head, query, part + 1);
 #else
-        find_probabilities(s, p, stats, c, a);
+        find_probabilities<0, BEFORE_DP>(s, p, stats, c, a);
+        if (ASKS_LATE)
+            start_scores(dp, f.v, c.v, descriptor_at(d_o, rows));
+        find_probabilities<BEFORE_DP, PART_QUERIES / 8>(s, p, stats, c, a);
 #endif
-        start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
+        if (!ASKS_LATE)
+            start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
         trace_dv_asked(use);
-        WGMMA_WAIT(1); /* dP */
+        WGMMA_WAIT(!ASKS_LATE); /* dP */
         trace_dp(use);
         find_score_gradients(ds, s, dp, stats + Q_TILE);
+        if (ASKS_LATE)
+            start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
         start_key_gradient(dk, ds, descriptor_at(q, rows), !IS_FIRST || part > 0);
         if (part + 1 < QUERY_PARTS)
             start_scores(s, f.k, c.k, descriptor_at(q, rows + PART_QUERIES * PANEL_ROW_BYTES));

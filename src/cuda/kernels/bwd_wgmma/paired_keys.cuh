@@ -133,20 +133,27 @@ DEV void visit(key_gradient &dk, key_gradient &dv, const key_fragments &f, const
         const uint32_t rows = part * PART_BYTES;
         score_tile dp;
         packed_tile p, ds;
-        start_scores(dp, f.v, c.v, descriptor_at(d_o, rows));
-        WGMMA_WAIT(1); /* the scores */
+        if (!ASKS_LATE)
+            start_scores(dp, f.v, c.v, descriptor_at(d_o, rows));
+        WGMMA_WAIT(!ASKS_LATE); /* the scores */
         trace_scores(use);
         if (masked)
             hide_scores(s, c, shared, query_of(a, *w, number) + part * PART_QUERIES);
 #if MASK_BITS
         hide_by_mask(s, mask[part]);
 #endif
-        find_probabilities(s, p, stats, c, a);
-        start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
+        find_probabilities<0, BEFORE_DP>(s, p, stats, c, a);
+        if (ASKS_LATE)
+            start_scores(dp, f.v, c.v, descriptor_at(d_o, rows));
+        find_probabilities<BEFORE_DP, PART_QUERIES / 8>(s, p, stats, c, a);
+        if (!ASKS_LATE)
+            start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
         trace_dv_asked(use);
-        WGMMA_WAIT(1); /* dP */
+        WGMMA_WAIT(!ASKS_LATE); /* dP */
         trace_dp(use);
         find_score_gradients(ds, s, dp, stats + Q_TILE);
+        if (ASKS_LATE)
+            start_key_gradient(dv, p, descriptor_at(d_o, rows), !IS_FIRST || part > 0);
         start_key_gradient(dk, ds, descriptor_at(q, rows), !IS_FIRST || part > 0);
         if (part + 1 < QUERY_PARTS)
             start_scores(s, f.k, own_k(c), descriptor_at(q, rows + PART_BYTES));
