@@ -14,6 +14,7 @@ EXIT_USAGE, EXIT_CANNOT_RUN = 2, 4
 TEXT_BYTES = 512
 OURS = -1
 BOTTOM_RIGHT = 2
+FLOAT16, BFLOAT16, E4M3 = 2, 3, 4  # acr_dtype
 FORWARD, GRADIENTS, STEP = range(3)  # what is timed: PEER_FORWARD, PEER_BACKWARD, PEER_STEP
 LIBRARY = "libacromion_bench.so"
 # Larger score matrices than this are not tried with the math backend, which keeps several of them.
@@ -30,7 +31,7 @@ class Problem(ctypes.Structure):
         (name, Long) for name in ("window_left", "window_right", "chunk")] + [
         ("softcap", ctypes.c_double), ("sinks", Pointer), ("slopes", Pointer), ("bias", Pointer)] + [
         (name, Long) for name in ("bias_batch", "bias_head", "bias_row", "bias_elements")] + [
-        ("bias_dtype", Int), ("reserved", Int), ("d_o", Pointer)]
+        ("bias_dtype", Int), ("out_dtype", Int), ("d_o", Pointer)]
 
     def features(self):
         """Names of what the problem has beyond SDPA's own arguments."""
@@ -156,7 +157,7 @@ class Sdpa:
     def begin(self, problem):
         torch, p = self.torch, problem
         torch.cuda.set_device(p.device)
-        dtype = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16}[p.dtype]
+        dtype = self.dtype_of(p)
         q = self.tensor(p.q, (p.batch, p.q_heads, p.q_len, p.qk_dim), dtype, p.bshd)
         k = self.tensor(p.k, (p.batch, p.kv_heads, p.kv_len, p.qk_dim), dtype, p.bshd)
         v = self.tensor(p.v, (p.batch, p.kv_heads, p.kv_len, p.v_dim), dtype, p.bshd)
@@ -179,6 +180,12 @@ class Sdpa:
             self.options["enable_gqa"] = True
         self.scores = p.batch * p.q_heads * p.q_len * p.kv_len
         torch.cuda.synchronize()
+
+    def dtype_of(self, p):
+        if p.dtype == E4M3:
+            raise RuntimeError("scaled_dot_product_attention takes no e4m3")
+        torch = self.torch
+        return {1: torch.float32, FLOAT16: torch.float16, BFLOAT16: torch.bfloat16}[p.dtype]
 
     def bias(self, p):
         """The bias or mask as a tensor [batch, heads, q_len, kv_len] that repeats by strides of 0; None."""
@@ -380,12 +387,12 @@ class Fa3:
         jax, p = self.jax, problem
         if p.features() or p.bias:
             raise RuntimeError("the wheel is given no features beyond a causal mask")
-        if p.dtype not in (2, 3) or (p.qk_dim, p.v_dim) != (128, 128):
+        if p.dtype not in (FLOAT16, BFLOAT16) or (p.qk_dim, p.v_dim) != (128, 128):
             raise RuntimeError("the wheel has kernels of float16 and bfloat16 at head dim 128")
         if p.mask and p.mask != BOTTOM_RIGHT and p.q_len != p.kv_len:
             raise RuntimeError("its causal mask is bottom-right, this one is top-left")
         import numpy
-        dtype = jax.numpy.float16 if p.dtype == 2 else jax.numpy.bfloat16
+        dtype = jax.numpy.float16 if p.dtype == FLOAT16 else jax.numpy.bfloat16
 
         def tensor(address, heads, length, dim):
             host = (ctypes.c_char * (p.batch * heads * length * dim * 2)).from_address(address)
@@ -449,31 +456,36 @@ class Fa3:
             address += tensor.nbytes
 
 
-class Fa4(Sdpa):
-    """FlashAttention-4 (the wheel flash-attn-4) under PyTorch: captured as PyTorch's backends are, with tensors
-    [batch, length, heads, dim], its best."""
-    NAMES = ("fa4",)
+class FlashWheel(Sdpa):
+    """A FlashAttention of a wheel under PyTorch: captured as PyTorch's backends are, with tensors
+    [batch, length, heads, dim], its best layout. What a subclass names: NAMES, WHEEL, and by `import_function` the
+    function of q, k, v, softmax_scale and causal."""
+    TYPES = {FLOAT16: "float16", BFLOAT16: "bfloat16"}
+    FEATURES = ()  # that it has beyond a causal mask
 
     def __init__(self, torch, device="cuda"):
-        from flash_attn.cute import flash_attn_func
-        self.flash_attn_func = flash_attn_func
+        self.flash_attn_func = self.import_function()
         super().__init__(torch, device)
 
     def version(self):
         import importlib.metadata
-        return f"flash-attn-4 {importlib.metadata.version('flash-attn-4')}, PyTorch {self.torch.__version__}"
+        return f"{self.WHEEL} {importlib.metadata.version(self.WHEEL)}, PyTorch {self.torch.__version__}"
 
     def tensor(self, address, shape, dtype, bshd):
         return super().tensor(address, shape, dtype, True)
 
+    def dtype_of(self, p):
+        return getattr(self.torch, self.TYPES[p.dtype])
+
     def begin(self, problem):
         p = problem
-        if p.features() or p.bias:
-            raise RuntimeError("the wheel is given no features beyond a causal mask")
-        if p.dtype not in (2, 3):
-            raise RuntimeError("the wheel has kernels of float16 and bfloat16")
+        if set(p.features()) - set(self.FEATURES) or p.bias:
+            raise RuntimeError(f"the wheel is given no features beyond {', '.join(('a causal mask', *self.FEATURES))}")
+        if p.dtype not in self.TYPES:
+            raise RuntimeError(f"the wheel has kernels of {' and '.join(self.TYPES.values())}")
         if p.mask and p.mask != BOTTOM_RIGHT and p.q_len != p.kv_len:
             raise RuntimeError("its causal mask is bottom-right, this one is top-left")
+        self.softcap = {"softcap": p.softcap} if p.softcap else {}
         super().begin(p)
 
     @staticmethod
@@ -481,9 +493,45 @@ class Fa4(Sdpa):
         return None
 
     def forward(self, name, number):
-        options = {"softmax_scale": self.options["scale"], "causal": self.options["is_causal"]}
+        options = {"softmax_scale": self.options["scale"], "causal": self.options["is_causal"], **self.softcap}
         out = self.flash_attn_func(*(tensor.transpose(1, 2) for tensor in self.inputs(name, number)), **options)
         return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+
+class Fa4(FlashWheel):
+    """FlashAttention-4, the wheel flash-attn-4."""
+    NAMES, WHEEL = ("fa4",), "flash-attn-4"
+
+    @staticmethod
+    def import_function():
+        from flash_attn.cute import flash_attn_func
+        return flash_attn_func
+
+
+class Fa3Fwd(FlashWheel):
+    """FlashAttention-3's forward pass, the wheel fa3-fwd: head dims to 256, and e4m3, of which it writes bfloat16; that
+    is brought to the problem's type when it is judged, untimed."""
+    NAMES, WHEEL = ("fa3-fwd",), "fa3-fwd"
+    TYPES = {BFLOAT16: "bfloat16", E4M3: "float8_e4m3fn"}
+    FEATURES = ("softcap",)
+
+    @staticmethod
+    def import_function():
+        from fa3_fwd_interface import flash_attn_func
+        return flash_attn_func
+
+    def begin(self, problem):
+        p = problem
+        if p.timed != FORWARD:
+            raise RuntimeError("the wheel has no gradients")
+        if p.out_dtype not in (BFLOAT16, FLOAT16):
+            raise RuntimeError("the wheel writes bfloat16")
+        self.out = self.torch.float16 if p.out_dtype == FLOAT16 else self.torch.bfloat16
+        super().begin(p)
+
+    def output(self, name, address, size):
+        self.outputs[name] = tuple(tensor.to(self.out) for tensor in self.outputs[name])
+        super().output(name, address, size)
 
 
 class Device:
@@ -513,7 +561,7 @@ class Peers:
         """wanted: names of peers; those of a library that none of them names all take part."""
         self.libraries = libraries
         self.peers = [(library, name) for library in libraries for name in library.NAMES
-                      if name in wanted or not set(library.NAMES) & set(wanted) - {"fa3"}]
+                      if name in wanted or not set(library.NAMES) & set(wanted)]
         self.refused = {}
         self.device = None
 
@@ -621,6 +669,14 @@ def load_fa3():
         raise Missing(f"no FlashAttention-3 (the wheel flash-attn3-jax, under JAX): {error}") from None
 
 
+def load_fa3_fwd():
+    torch = load_torch()
+    try:
+        return Fa3Fwd(torch)
+    except (ImportError, OSError) as error:
+        raise Missing(f"no FlashAttention-3 (the wheel fa3-fwd): {error}") from None
+
+
 def load_fa4():
     torch = load_torch()
     try:
@@ -629,12 +685,15 @@ def load_fa4():
         raise Missing(f"no FlashAttention-4 (the wheel flash-attn-4, with nvidia-cutlass-dsl): {error}") from None
 
 
+WHEELS = {"fa3": load_fa3, "fa3-fwd": load_fa3_fwd, "fa4": load_fa4}
+
+
 def wanted_peers(arguments):
     """The words of --peers, torch where there is none."""
     values = [following for option, following in zip(arguments, arguments[1:]) if option == "--peers"]
     values += [argument.partition("=")[2] for argument in arguments if argument.startswith("--peers=")]
     words = {word for value in values for word in value.split(",")}
-    return {word for word in words if word in ("fa3", "fa4") or word.startswith("torch")} or {"torch"}
+    return {word for word in words if word in WHEELS or word.startswith("torch")} or {"torch"}
 
 
 def main():
@@ -642,18 +701,14 @@ def main():
     loading = "torch"
     try:
         libraries = []
-        unknown = wanted - {"torch", "fa3", "fa4", *Sdpa.NAMES}
+        unknown = wanted - {"torch", *WHEELS, *Sdpa.NAMES}
         if unknown:
             print(f"acromion: --peers {min(unknown)}: there are {', '.join(Sdpa.NAMES)}", file=sys.stderr)
             return EXIT_USAGE
-        if wanted - {"fa3", "fa4"}:
+        if wanted - set(WHEELS):
             libraries.append(Sdpa(load_torch()))
-        if "fa3" in wanted:
-            loading = "fa3"
-            libraries.append(load_fa3())
-        if "fa4" in wanted:
-            loading = "fa4"
-            libraries.append(load_fa4())
+        for loading in (wheel for wheel in WHEELS if wheel in wanted):
+            libraries.append(WHEELS[loading]())
         provider = provider_of(Peers(libraries, wanted))
         library = load_library()
     except (Missing, OSError) as error:

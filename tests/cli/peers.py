@@ -82,6 +82,13 @@ class Peers(unittest.TestCase):
         self.assertIn("a wheel that does not load", done.stderr)
         self.assertEqual(self.bench(peers="torch,fa9").returncode, USAGE)
 
+    def test_no_fa3_fwd(self):
+        self.play_torch(COMPLETE)
+        (self.path / "fa3_fwd_interface.py").write_text('raise OSError("undefined symbol")\n')
+        done = self.bench(peers="torch-cudnn,fa3-fwd")
+        self.assertEqual(done.returncode, CANNOT_RUN, done.stderr)
+        self.assertIn("--peers fa3-fwd: no FlashAttention-3 (the wheel fa3-fwd): undefined symbol", done.stderr)
+
     def test_no_fa4(self):
         self.play_torch(COMPLETE)
         (self.path / "flash_attn").mkdir()

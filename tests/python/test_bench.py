@@ -25,14 +25,16 @@ class Peer(unittest.TestCase):
             self.addCleanup(patch.stop)
         self.addCleanup(torch.use_deterministic_algorithms, False)
 
-    def begin(self, timed, kv_heads, bshd=False, library=bench.Sdpa, dtype=torch.float32):
+    def begin(self, timed, kv_heads, bshd=False, library=bench.Sdpa, dtype=torch.float32, **more):
         generator = torch.Generator().manual_seed(kv_heads)
         self.tensors = [torch.randn(BATCH, heads, LENGTH, DIM, generator=generator).to(dtype)
                         for heads in (HEADS, kv_heads, kv_heads, HEADS)]
         q, k, v, d_o = (tensor.data_ptr() for tensor in self.tensors)
+        number = {torch.float32: 1, torch.float16: bench.FLOAT16, torch.bfloat16: bench.BFLOAT16,
+                  torch.float8_e4m3fn: bench.E4M3}[dtype]
         problem = bench.Problem(batch=BATCH, q_heads=HEADS, kv_heads=kv_heads, q_len=LENGTH, kv_len=LENGTH, qk_dim=DIM,
-                                v_dim=DIM, dtype=1 if dtype == torch.float32 else 2, mask=1, bshd=bshd, sets=2,
-                                timed=timed, scale=SCALE, q=q, k=k, v=v, d_o=d_o)
+                                v_dim=DIM, dtype=number, mask=1, bshd=bshd, sets=2, timed=timed, scale=SCALE, q=q, k=k,
+                                v=v, d_o=d_o, **{"out_dtype": number, **more})
         peer = library(torch, "cpu")
         peer.begin(problem)
         self.addCleanup(peer.end)
@@ -116,6 +118,40 @@ class Peer(unittest.TestCase):
         for tensor, heads in zip(calls[0], (HEADS, 2, 2)):
             self.assertEqual(tuple(tensor.shape), (BATCH, LENGTH, heads, DIM))
             self.assertTrue(tensor.is_contiguous())
+
+    def test_flash_attention_3_of_8_bits(self):
+        """The wheel is given e4m3 as it is, and its bfloat16 is judged in the problem's type."""
+        given = []
+
+        def flash_attn_func(q, k, v, softmax_scale, causal, softcap=0.0):
+            given.append((q, softcap))
+            out = torch.nn.functional.scaled_dot_product_attention(
+                *(tensor.transpose(1, 2).float() for tensor in (q, k, v)), scale=softmax_scale, is_causal=causal,
+                enable_gqa=True)
+            return out.transpose(1, 2).bfloat16().contiguous()
+        played = types.ModuleType("fa3_fwd_interface")
+        played.flash_attn_func = flash_attn_func
+        with mock.patch.dict(sys.modules, {"fa3_fwd_interface": played}):
+            peer = self.begin(bench.FORWARD, 2, False, bench.Fa3Fwd, torch.float8_e4m3fn, out_dtype=bench.FLOAT16)
+            self.assertGreater(peer.call("fa3-fwd", 2), 0)
+            expected = self.expected(bench.FORWARD, 2)
+            found = torch.full((expected.numel(),), torch.nan, dtype=torch.float16)
+            peer.output("fa3-fwd", found.data_ptr(), 2 * found.numel())
+            self.assertLess((found - expected).abs().max(), 2e-2)
+            q, softcap = given[0]
+            self.assertEqual((q.dtype, tuple(q.shape), softcap), (torch.float8_e4m3fn, (BATCH, LENGTH, HEADS, DIM), 0))
+            self.assertTrue(q.is_contiguous())
+            self.begin(bench.FORWARD, 2, False, bench.Fa3Fwd, torch.bfloat16, softcap=2.0).call("fa3-fwd", 1)
+            self.assertEqual(given[-1][1], 2.0)
+            for reason, timed, dtype, more in (
+                    ("no gradients", bench.STEP, torch.bfloat16, {}), ("bfloat16 and float8", bench.FORWARD,
+                                                                       torch.float16, {}),
+                    ("writes bfloat16", bench.FORWARD, torch.bfloat16, {"out_dtype": 1}),
+                    ("a causal mask, softcap", bench.FORWARD, torch.bfloat16, {"chunk": 4})):
+                with self.assertRaisesRegex(RuntimeError, reason):
+                    self.begin(timed, 2, False, bench.Fa3Fwd, dtype, **more)
+        with self.assertRaisesRegex(RuntimeError, "takes no e4m3"):
+            self.begin(bench.FORWARD, 2, dtype=torch.float8_e4m3fn)
 
     def test_what_is_not_captured_is_called_in_stretches(self):
         """A stretch of FlashAttention-3's calls is all made before its last is waited for, and timed against one call

@@ -265,11 +265,16 @@ static bool has_own_strides(const acr_problem *problem)
            acr_problem_format(&packed, without, sizeof without) != ACR_OK || strcmp(with, without) != 0;
 }
 
+static bool is_scaled(float scale)
+{
+    return scale != 0 && scale != 1;
+}
+
 /* Why no peer can be given the problem, or NULL. What only some cannot, their providers say. */
 static const char *inexpressible(const acr_problem *p)
 {
-    if (p->dtype == ACR_E4M3) {
-        return "peers are given no e4m3";
+    if (is_scaled(p->q_scale) || is_scaled(p->k_scale) || is_scaled(p->v_scale)) {
+        return "peers are given no scales of e4m3";
     }
     if (p->flags & ACR_KV_LENS) {
         return "peers are given no key lengths";
@@ -345,6 +350,7 @@ static acr_status begin_peers(const comparison *t, const peer_provider *provider
         .bias_row = p->bias.row,
         .bias_elements = bias_elements,
         .bias_dtype = (int32_t)p->bias_dtype,
+        .out_dtype = (int32_t)p->out_dtype,
         .d_o = t->request->ref->buffers.d_o,
     };
     char text[PEER_TEXT_BYTES] = "";

@@ -31,7 +31,7 @@ enum {
 typedef struct peer_problem {
     int64_t batch, q_heads, kv_heads, q_len, kv_len, qk_dim, v_dim;
     int32_t device; /* ordinal */
-    int32_t dtype;  /* acr_dtype: 1 float32, 2 float16, 3 bfloat16 */
+    int32_t dtype;  /* acr_dtype: 1 float32, 2 float16, 3 bfloat16, 4 e4m3 with scales of 1 */
     int32_t mask;   /* PEER_MASK_* */
     int32_t bshd;   /* device tensors are [batch, length, heads, dim] in memory, else [batch, heads, length, dim] */
     int32_t sets;   /* copies of the inputs on the device, more than 1 in rotating mode */
@@ -46,8 +46,8 @@ typedef struct peer_problem {
     int64_t bias_batch, bias_head, bias_row;
     int64_t bias_elements; /* that lie there */
     int32_t bias_dtype;    /* acr_dtype: 1 float32, 2 float16, 3 bfloat16, 5 boolean */
-    int32_t reserved;
-    const void *d_o; /* on the host, packed as o, of a pass with gradients */
+    int32_t out_dtype;     /* of o, as dtype */
+    const void *d_o;       /* on the host, packed as o, of a pass with gradients */
 } peer_problem;
 
 /* Whether a problem has any of the features. */

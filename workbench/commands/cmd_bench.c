@@ -54,8 +54,8 @@ static const option_spec options[OPTIONS_MAX] = {
     {ID_LENGTHS, "lengths", "PATTERN",
      "with kvlens or packed: full (default), skewed, one-long or mixed: docs/manual/measuring.md"},
     {ID_QUICK, "quick", NULL, "about 0.3 s a kernel: for a look, not for publishing"},
-    {ID_PEERS, "peers", "torch,fa3,fa4,cublas",
-     "PyTorch (or torch-cudnn, ...), FlashAttention-3 (flash-attn3-jax) and -4, cuBLAS"},
+    {ID_PEERS, "peers", "torch,fa3,fa3-fwd,fa4,cublas",
+     "PyTorch (or torch-cudnn, ...), FlashAttention-3 (two wheels) and -4, cuBLAS"},
     {ID_MODE, "mode", "MODE", "stream (default), sustained, full-clock, rotating, cold, call, call-single"},
     {ID_STEP, "step", NULL, "of bwd: problems: the forward pass, by the planner's kernel, and behind it the gradients"},
     {ID_HOST_COST, "host-cost", NULL, "what calls cost the host: bare launch, acr_execute, acr_forward, first call"},
@@ -69,7 +69,7 @@ typedef struct request {
     kernel_patterns patterns;
     const char *output, *python_path;
     bool ladder, overlap, quick, cublas, publish, host_cost, step;
-    bool python; /* peers that Python brings were asked for: torch, fa3, fa4 */
+    bool python; /* peers that Python brings were asked for: torch, fa3, fa3-fwd, fa4 */
     bench_mode mode;
     length_pattern lengths;
     uint64_t seed;
@@ -158,7 +158,7 @@ static bool take_peers(request *r, const char *value)
     static const struct {
         const char *name;
         bool python;
-    } peers[] = {{"torch", true}, {"fa3", true}, {"fa4", true}, {"cublas", false}};
+    } peers[] = {{"torch", true}, {"fa3", true}, {"fa3-fwd", true}, {"fa4", true}, {"cublas", false}};
     for (const char *word = value;; ++word) {
         const size_t length = strcspn(word, ",");
         bool known = false;
