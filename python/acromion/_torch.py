@@ -27,7 +27,6 @@ SCALES = ("q_scale", "k_scale", "v_scale")  # a number or a tensor
 SIDES = ("attn_mask", "kv_lens", "q_offsets", "kv_offsets", "kv_starts", "sinks", "alibi_slopes", "ranges",
          "tree", "page_table")  # tensors
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-DEVICES = ("cpu", "cuda")
 library = torch.library.Library("acromion", "DEF")
 
 
@@ -61,19 +60,34 @@ def _spread(mask: torch.Tensor, keys: int) -> torch.Tensor:
 def _run_backward(d_o: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k: torch.Tensor,
                   v: torch.Tensor, **arguments: Any) -> Tuple[torch.Tensor, ...]:
     grads = _fake_backward(d_o, o, lse, q, k, v, **arguments)
+    _fill_gradients(grads, d_o, o, lse, q, k, v, **arguments)
+    return grads
+
+
+def _run_backward_eager(d_o: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k: torch.Tensor,
+                        v: torch.Tensor, *, sinks: Optional[torch.Tensor],
+                        **arguments: Any) -> Tuple[Optional[torch.Tensor], ...]:
+    """_run_backward for who wants nothing in place of dsinks."""
+    grads = (_like_packed(q), _like_packed(k), _like_packed(v), None if sinks is None else torch.empty_like(sinks))
+    _fill_gradients(grads, d_o, o, lse, q, k, v, sinks=sinks, **arguments)
+    return grads
+
+
+def _fill_gradients(grads: Tuple[Optional[torch.Tensor], ...], d_o: torch.Tensor, o: torch.Tensor, lse: torch.Tensor,
+                    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> None:
     sinks = arguments.get("sinks")
     # Rows that repeat, as of sum().backward(), have no tensor map on CUDA.
     if d_o.stride(-1) != 1 or not any(d_o.stride()) or (d_o.is_cuda and 0 in d_o.stride()):
         d_o = d_o.contiguous()
     if q.numel() == 0:
         for grad in grads:
-            grad.zero_()
-        return grads
+            if grad is not None:
+                grad.zero_()
+        return
     if arguments.get("q_offsets") is not None:  # rows of no sequence have no gradient
         for grad in grads[:3]:
             grad.zero_()
     _native.gradients(d_o, o, lse, *grads[:3], None if sinks is None else grads[3], q, k, v, **arguments)
-    return grads
 
 
 # ---- What comes out, without computing ----
@@ -113,11 +127,15 @@ def _fake_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: An
     _check_devices(q, k=k, v=v, **arguments)
 
 
+def _like_packed(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def _fake_backward(d_o: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k: torch.Tensor,
                    v: torch.Tensor, *, sinks: Optional[torch.Tensor] = None,
                    **arguments: Any) -> Tuple[torch.Tensor, ...]:
     dsinks = q.new_empty(0, dtype=torch.float32) if sinks is None else torch.empty_like(sinks)
-    return (*(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)), dsinks)
+    return (*(_like_packed(x) for x in (q, k, v)), dsinks)
 
 
 # name -> (arguments beside ARGUMENTS, result, computing, faking)
@@ -156,7 +174,7 @@ def _is_eager(*tensors: Any) -> bool:
             or torch._C._functorch.peek_interpreter_stack() is not None):
         return False
     for x in tensors:
-        if x is not None and (type(x) not in PLAIN or x.device.type not in DEVICES or x.is_neg()
+        if x is not None and (type(x) not in PLAIN or not (x.is_cuda or x.is_cpu) or x.is_neg()
                               or x._is_zerotensor()):
             return False
     return True
@@ -175,9 +193,10 @@ class _Attention(torch.autograd.Function):
             with torch._C._AutoDispatchBelowAutograd():
                 out, lse = operator.redispatch(keyset & torch._C._after_autograd_keyset, q, k, v, sinks=sinks,
                                                **arguments)
-        ctx.names = [name for name, value in arguments.items() if isinstance(value, torch.Tensor)]
-        ctx.arguments = {name: value for name, value in arguments.items() if name not in ctx.names}
-        ctx.save_for_backward(q, k, v, out, lse, sinks, *(arguments[name] for name in ctx.names))
+        names = [name for name, value in arguments.items() if isinstance(value, torch.Tensor)]
+        ctx.names = names
+        ctx.arguments = {name: value for name, value in arguments.items() if name not in names}
+        ctx.save_for_backward(q, k, v, out, lse, sinks, *[arguments[name] for name in names])
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -189,10 +208,12 @@ class _Attention(torch.autograd.Function):
             return (None,) * 6
         saved = ctx.saved_tensors  # asked for once: checkpoints compute them again each time
         q, k, v, out, lse, sinks, *tensors = saved
-        is_direct = not torch.is_grad_enabled() and _is_eager(d_o, *saved)
-        compute = _run_backward if is_direct else torch.ops.acromion.sdpa_backward
-        dq, dk, dv, dsinks = compute(d_o, out, lse, q, k, v, sinks=sinks, **dict(zip(ctx.names, tensors)),
-                                     **ctx.arguments)
+        arguments = ctx.arguments
+        if tensors:
+            arguments = {**arguments, **dict(zip(ctx.names, tensors))}
+        if not torch.is_grad_enabled() and _is_eager(d_o, *saved):
+            return (*_run_backward_eager(d_o, out, lse, q, k, v, sinks=sinks, **arguments), None, None)
+        dq, dk, dv, dsinks = torch.ops.acromion.sdpa_backward(d_o, out, lse, q, k, v, sinks=sinks, **arguments)
         return dq, dk, dv, None if sinks is None else dsinks, None, None
 
 
