@@ -67,7 +67,8 @@ def _run_backward(d_o: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, q: torc
 def _run_backward_eager(d_o: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k: torch.Tensor,
                         v: torch.Tensor, *, sinks: Optional[torch.Tensor],
                         **arguments: Any) -> Tuple[Optional[torch.Tensor], ...]:
-    """_run_backward for who wants nothing in place of dsinks."""
+    """_run_backward past the dispatcher, where None stands for the gradients of sinks that there are not: an operator
+    has to give a tensor."""
     grads = (_like_packed(q), _like_packed(k), _like_packed(v), None if sinks is None else torch.empty_like(sinks))
     _fill_gradients(grads, d_o, o, lse, q, k, v, sinks=sinks, **arguments)
     return grads

@@ -351,12 +351,15 @@ class Sdpa:
         self.outputs[name] = (output,) if self.timed == FORWARD else output
         return seconds
 
+    def written(self, name):
+        """What the peer's last launches have written, as it is judged."""
+        if name not in self.expanding:
+            return self.outputs[name]
+        q, *of_keys = self.outputs[name]
+        return (q, *(tensor.unflatten(1, (-1, self.group)).float().sum(2).to(q.dtype) for tensor in of_keys))
+
     def output(self, name, address, size):
-        tensors = self.outputs[name]
-        if name in self.expanding:
-            q, *of_keys = tensors
-            tensors = (q, *(tensor.unflatten(1, (-1, self.group)).float().sum(2).to(q.dtype) for tensor in of_keys))
-        packed = [tensor.contiguous().cpu() for tensor in tensors]
+        packed = [tensor.contiguous().cpu() for tensor in self.written(name)]
         if sum(tensor.numel() * tensor.element_size() for tensor in packed) != size:
             shapes = ", ".join(f"{tuple(tensor.shape)} of {tensor.dtype}" for tensor in packed)
             raise RuntimeError(f"the output has the shape {shapes}")
@@ -529,9 +532,8 @@ class Fa3Fwd(FlashWheel):
         self.out = self.torch.float16 if p.out_dtype == FLOAT16 else self.torch.bfloat16
         super().begin(p)
 
-    def output(self, name, address, size):
-        self.outputs[name] = tuple(tensor.to(self.out) for tensor in self.outputs[name])
-        super().output(name, address, size)
+    def written(self, name):
+        return tuple(tensor.to(self.out) for tensor in super().written(name))
 
 
 class Device:
