@@ -41,27 +41,26 @@ DEV void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes)
 }
 
 /* Returns once the phase of this parity has ended; at once for parity 1 of a fresh barrier. Meanwhile the warp looks
- * every 25 cycles or so. With BARRIERS_SLEEP=1, which a family says before it includes this, it sleeps until it is
- * woken, at most 10 ms: that leaves the other warps more instructions and more of shared memory, and wakes it later. */
+ * every 25 cycles or so. With BARRIERS_SLEEP=1, which a family says before it includes this, it sleeps until the
+ * barrier wakes it, at most 10 ms, and takes no issue slots or reads of shared memory from the other warps. */
+#ifndef BARRIERS_SLEEP
+#define BARRIERS_SLEEP 0
+#endif
+#if BARRIERS_SLEEP
+#define LONGEST_SLEEP ", 10000000" /* ns */
+#else
+#define LONGEST_SLEEP
+#endif
 DEV void barrier_wait(uint32_t barrier, uint32_t parity)
 {
     uint32_t done;
-#if defined(BARRIERS_SLEEP) && BARRIERS_SLEEP
-    const uint32_t longest = 10000000; /* ns */
     do
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3; selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity), "n"(longest)
-                     : "memory");
-    while (!done);
-#else
-    do
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2" LONGEST_SLEEP
+                     "; selp.u32 %0, 1, 0, p; }"
                      : "=r"(done)
                      : "r"(barrier), "r"(parity)
                      : "memory");
     while (!done);
-#endif
 }
 
 /* Nonzero once the phase of that parity is over; does not wait. */

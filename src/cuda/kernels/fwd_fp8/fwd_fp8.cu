@@ -34,8 +34,8 @@
 #endif
 /* Sliding windows: four consumers leave no registers for their limits. */
 #define WINDOWS (Q_TILE < 256)
-/* Warps that wait sleep, which is 1 % faster (lab.md); of other tiles it has not been timed, or a line spills by it. */
-#define BARRIERS_SLEEP (DIM == 128 && KV_TILE == 192)
+/* Warps that wait sleep, which is 1 % faster (lab.md). Of other lines it has not been timed, or they spill by it. */
+#define BARRIERS_SLEEP (DIM == 128 && KV_TILE == 192 && PROMOTE_TILES != 0)
 
 enum {
     ELEM_BYTES = 1,
